@@ -1,0 +1,1 @@
+"""Agents: the teams that can be named on the command line. One file each."""

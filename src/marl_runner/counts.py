@@ -1,0 +1,56 @@
+"""How much a run will do at most, from its settings alone: full trees, no early termination."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marl_runner.settings import MAGRPOConfig
+
+
+@dataclass(frozen=True)
+class TreeCounts:
+    """Most work of one task.
+
+    Attributes:
+        nodes: Nodes of a full tree, sum over turns t of J**t.
+        joint_actions: Scored joint actions, J per node; also the reward calls.
+        completions: Sampled completions, N * K per node.
+        tokens: Sampled tokens, `max_new_tokens` per completion.
+        model_calls: Batched sampling calls, after chunking by `max_rollout_rows`.
+    """
+
+    nodes: int
+    joint_actions: int
+    completions: int
+    tokens: int
+    model_calls: int
+
+
+def tree_counts(config: MAGRPOConfig, num_joint_actions: int) -> TreeCounts:
+    """Counts of a full tree with `num_joint_actions` (J) children per node."""
+    level_sizes = [num_joint_actions**turn for turn in range(config.num_turns)]
+    nodes = sum(level_sizes)
+    chunk = max(1, config.max_rollout_rows // config.num_generations)
+    completions = nodes * config.num_agents * config.num_generations
+    return TreeCounts(
+        nodes=nodes,
+        joint_actions=nodes * num_joint_actions,
+        completions=completions,
+        tokens=completions * config.max_new_tokens,
+        model_calls=sum(config.num_agents * -(-size // chunk) for size in level_sizes),
+    )
+
+
+def max_updates(config: MAGRPOConfig, nodes_per_task: int, num_tasks: int) -> int:
+    """Optimiser steps of one agent over a whole run of full trees: full buffers, and the flush of each epoch."""
+    size = config.train_batch_size or config.rollout_buffer_size
+    full, rest = divmod(nodes_per_task * num_tasks, config.rollout_buffer_size)
+    per_epoch = full * -(-config.rollout_buffer_size // size) + -(-rest // size)
+    return per_epoch * config.num_train_epochs
+
+
+def num_evaluations(config: MAGRPOConfig, num_tasks: int) -> int:
+    """Evaluations of a whole run: at multiples of `eval_interval` in each epoch, and one after the last update."""
+    if config.eval_interval == 0 or config.eval_num_samples == 0:
+        return 0
+    return config.num_train_epochs * -(-num_tasks // config.eval_interval) + 1

@@ -1,0 +1,89 @@
+"""From the returns of a tree to the weight of each completion.
+
+For one agent at one node: joint-mode credit → minus the reference penalty → minus the baseline → normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+from marl_runner.types import AdvantageMode, Completion, JointMode, Node, Sample
+
+STD_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class CreditRules:
+    """How returns become advantages.
+
+    Attributes:
+        joint_mode: Credits joint returns to completions.
+        advantage_mode: The baseline.
+        normalize: Centre and divide by the population standard deviation after the baseline.
+        reference_kl_coef: Weight of the reference penalty; 0 when no reference is used.
+        objective_weighting: Weigh each node by 1 / (nodes a full tree has at its turn).
+    """
+
+    joint_mode: JointMode
+    advantage_mode: AdvantageMode
+    normalize: bool
+    reference_kl_coef: float
+    objective_weighting: bool
+
+
+def normalize(advantages_K: Sequence[float]) -> list[float]:
+    """(A_k - mean(A)) / max(std(A), 1e-6), with the POPULATION standard deviation.
+
+    Re-centring makes all four advantage modes equal up to the floor. Both moments are computed in exact
+    arithmetic, so returns of 1e300 do not overflow.
+    """
+    mean = fmean(advantages_K)
+    std = max(pstdev(advantages_K), STD_FLOOR)
+    return [(value - mean) / std for value in advantages_K]
+
+
+def penalized(
+    returns_K: Sequence[float | None], completions_K: Sequence[Completion], coef: float
+) -> list[float | None]:
+    """return_k - coef * KL_k, where a reference measured KL_k; None stays None."""
+    return [
+        value if value is None or completion.reference_kl is None else value - coef * completion.reference_kl
+        for value, completion in zip(returns_K, completions_K, strict=True)
+    ]
+
+
+def advantages(returns_K: Sequence[float | None], rules: CreditRules) -> list[float | None]:
+    """Baseline, then normalisation, over the completions that have a return; the others stay None."""
+    present = [value for value in returns_K if value is not None]
+    if not present:
+        return [None] * len(returns_K)
+    weights = rules.advantage_mode(present)
+    if rules.normalize:
+        weights = normalize(weights)
+    queue = iter(weights)
+    return [None if value is None else next(queue) for value in returns_K]
+
+
+def credit_node(node: Node, rules: CreditRules) -> tuple[Sample, ...]:
+    """One Sample per agent of one node whose returns are filled."""
+    index_J = [action.index_N for action in node.joint_actions_J]
+    samples = []
+    for agent, completions_K in enumerate(node.completions_N_K):
+        returns_K = rules.joint_mode.credit(index_J, node.returns_J, agent, len(completions_K))
+        advantages_K = advantages(penalized(returns_K, completions_K, rules.reference_kl_coef), rules)
+        siblings = len(index_J) ** node.turn if rules.objective_weighting else 1
+        samples.append(
+            Sample(
+                agent=agent,
+                turn=node.turn,
+                env_step=node.env_step,
+                prompt=node.prompts_N[agent],
+                completions_K=completions_K,
+                returns_K=tuple(returns_K),
+                advantages_K=tuple(advantages_K),
+                weight=1.0 / siblings,
+            )
+        )
+    return tuple(samples)

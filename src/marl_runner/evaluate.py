@@ -1,0 +1,124 @@
+"""Evaluation: one completion per agent per turn, along one path per task, from its own random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from marl_runner.errors import ConfigError
+from marl_runner.metrics import evaluation_metrics
+from marl_runner.rollout import RolloutEngine
+from marl_runner.sampling import sample_team
+from marl_runner.settings import COMPAT, MAGRPOConfig
+from marl_runner.types import Metrics, Prompt, Task, Turn
+
+EvalLogger = Callable[..., Sequence[Mapping[str, Any]]]
+EvalAggregator = Callable[..., Mapping[str, float]]
+
+
+class EvaluationPath:
+    """One task's path while it is played."""
+
+    def __init__(self, task: Task, num_turns: int) -> None:
+        self.task = task
+        self.history: tuple[Turn, ...] = ()
+        self.rewards_H: list[float | None] = [None] * num_turns
+        self.prompts_N: tuple[Prompt, ...] | None = None
+
+
+class Evaluator:
+    """Plays the first tasks of the evaluation set.
+
+    Args:
+        engine: Formats prompts, holds team, reward and transition; its training streams are not used.
+        tasks: The evaluation tasks.
+        eval_logger: `eval_logger(agent_completions_turns, batch_items, prompts)` → one metrics dict per task;
+            `agent_completions_turns[agent][task][turn]` is a text.
+        eval_aggregator: `eval_aggregator(metrics, num_turns)` → metrics, logged under `eval/`.
+        config: The run's settings.
+
+    Raises:
+        ConfigError: Only one of the two callbacks was given.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        tasks: Sequence[Task],
+        eval_logger: EvalLogger | None,
+        eval_aggregator: EvalAggregator | None,
+        config: MAGRPOConfig,
+    ) -> None:
+        if (eval_logger is None) != (eval_aggregator is None):
+            missing = "eval_aggregator" if eval_aggregator is None else "eval_logger"
+            raise ConfigError(f"eval_logger and eval_aggregator work only together: {missing} is missing")
+        self.engine = engine
+        self.tasks = tasks
+        self.config = config
+        self._callbacks = None if eval_logger is None or eval_aggregator is None else (eval_logger, eval_aggregator)
+
+    def due(self, index: int) -> bool:
+        """True before the task with this index of an epoch."""
+        return self.enabled and index % self.config.eval_interval == 0
+
+    @property
+    def enabled(self) -> bool:
+        """False when there is nothing to evaluate, or evaluation is switched off."""
+        return bool(self.config.eval_interval and self.config.eval_num_samples and self.tasks)
+
+    def __call__(self, num_samples: int) -> Metrics:
+        """Metrics named `eval/…` over the first `num_samples` tasks; {} without any."""
+        tasks = list(islice(self.tasks, num_samples))
+        paths = []
+        for start in range(0, len(tasks), self.config.eval_batch_size):
+            paths += self._play(tasks[start : start + self.config.eval_batch_size])
+        if not paths:
+            return {}
+        discount = 1.0 if self.config.compat == COMPAT else self.config.discount
+        metrics = evaluation_metrics([path.rewards_H for path in paths], discount)
+        return {**self._custom(paths), **metrics}
+
+    def _play(self, tasks: Sequence[Task]) -> list[EvaluationPath]:
+        """Plays some tasks together, turn by turn; a path whose next prompt is dropped ends there."""
+        paths = [EvaluationPath(task, self.config.num_turns) for task in tasks]
+        for turn in range(self.config.num_turns):
+            for path in paths:
+                path.prompts_N = self._prompts(path, turn)
+            alive = [path for path in paths if path.prompts_N is not None]
+            if alive:
+                self._turn(alive, turn)
+        return paths
+
+    def _prompts(self, path: EvaluationPath, turn: int) -> tuple[Prompt, ...] | None:
+        if turn == 0:
+            return self.engine.first_prompts(path.task)
+        if path.prompts_N is None:
+            return None
+        return self.engine.next_prompts(path.task, path.history)
+
+    def _turn(self, paths: Sequence[EvaluationPath], turn: int) -> None:
+        prompts_P_N = [path.prompts_N for path in paths if path.prompts_N is not None]
+        completions_N_P_K = sample_team(
+            self.engine.team, prompts_P_N, 1, self.engine.sampling, self.config.max_rollout_rows, "eval"
+        )
+        for p, (path, prompts_N) in enumerate(zip(paths, prompts_P_N, strict=True)):
+            actions_N = tuple(completions_P_K[p][0].text for completions_P_K in completions_N_P_K)
+            path.history += (Turn(tuple(prompt.text for prompt in prompts_N), actions_N),)
+            where = f"evaluation task {path.task.uid}, turn {turn + 1}"
+            path.rewards_H[turn] = self.engine.reward(actions_N, prompts_N[0].text, path.task, where)
+
+    def _custom(self, paths: Sequence[EvaluationPath]) -> Metrics:
+        if self._callbacks is None:
+            return {}
+        eval_logger, eval_aggregator = self._callbacks
+        detailed = eval_logger(
+            agent_completions_turns=[
+                [[turn.actions_N[agent.index] for turn in path.history] for path in paths]
+                for agent in self.engine.team.agents
+            ],
+            batch_items=[dict(path.task.fields) for path in paths],
+            prompts=[path.task.prompt for path in paths],
+        )
+        aggregated = eval_aggregator(detailed, num_turns=self.config.num_turns)
+        return {f"eval/{name}": float(value) for name, value in aggregated.items()}

@@ -1,0 +1,108 @@
+"""User functions: loaded from a file or a module, and called with what they name.
+
+Arguments are bound by NAME from the signature, once, when the run is built; a wrong signature is reported
+then, and an exception raised by the function is never taken for one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_runner.errors import ConfigError
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def hook_name(function: Callable[..., Any]) -> str:
+    """A name for messages: of the function, of what a partial wraps, or of the object's class."""
+    inner = function
+    while "func" in dir(inner) and not inspect.isfunction(inner):
+        inner = inner.func  # type: ignore[attr-defined]
+    named = inner if inspect.isroutine(inner) else type(inner)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def signature_of(function: Callable[..., Any], role: str) -> inspect.Signature:
+    """The signature of a user function.
+
+    Raises:
+        ConfigError: It is not callable, or has no readable signature.
+    """
+    if not callable(function):
+        raise ConfigError(f"{role} must be callable, got {function!r}")
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{role} {function!r} has no readable signature; wrap it in a def that names its arguments"
+        ) from error
+
+
+def accepted_context(signature: inspect.Signature, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the offered keyword arguments, those that the function names, or all where it takes `**kwargs`."""
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    named = {p.name for p in signature.parameters.values() if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+    return {name: value for name, value in offered.items() if takes_all or name in named}
+
+
+def check_names(signature: inspect.Signature, offered: set[str], role: str, name: str) -> None:
+    """Every parameter without a default must be one of `offered`.
+
+    Raises:
+        ConfigError: Naming the parameters that nobody fills.
+    """
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    unknown = [
+        p.name
+        for p in signature.parameters.values()
+        if p.default is inspect.Parameter.empty and p.kind not in variadic and p.name not in offered
+    ]
+    if unknown:
+        raise ConfigError(
+            f"{role} {name} needs {', '.join(unknown)}, which is not offered; it may name {', '.join(sorted(offered))}"
+        )
+
+
+def load_function(spec: str, key: str) -> Callable[..., Any]:
+    """Loads `path/to/file.py:name` or `package.module:name`.
+
+    Args:
+        spec: Where the function is.
+        key: The configuration key it came from, for messages.
+
+    Raises:
+        ConfigError: The form is wrong, the file or module cannot be imported, or it has no such callable.
+    """
+    source, colon, attribute = spec.rpartition(":")
+    if not colon or not source or not attribute:
+        raise ConfigError(f"{key}={spec}: write path/to/file.py:function or package.module:function")
+    try:
+        module = _load_file(Path(source).expanduser(), key) if source.endswith(".py") else importlib.import_module(source)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  the user's module may raise anything while it is imported
+        raise ConfigError(f"{key}={spec}: importing {source} raised {type(error).__name__}: {error}") from error
+    names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+    if attribute not in names:
+        raise ConfigError(f"{key}={spec}: {source} has no function '{attribute}'; it has {', '.join(names) or 'none'}")
+    function: Callable[..., Any] = vars(module)[attribute]
+    return function
+
+
+def _load_file(path: Path, key: str) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"{key}: no file {path} (looked in {Path.cwd()})")
+    name = f"marl_runner_hook_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{key}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

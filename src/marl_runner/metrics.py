@@ -1,0 +1,123 @@
+"""The one place where metric names are made."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from marl_runner.types import Metrics, Node, Sample, UpdateStats
+
+
+def reward_name(turn: int) -> str:
+    """Metric of the mean immediate reward of a turn, counted from 0."""
+    return f"turn_{turn + 1}/reward_mean"
+
+
+def return_name(turn: int) -> str:
+    """Metric of the mean return of a turn, counted from 0."""
+    return f"turn_{turn + 1}/expected_return"
+
+
+def zero_signal_name(agent: int) -> str:
+    """Metric of the fraction of an agent's groups whose advantages are all zero or absent."""
+    return f"agent_{agent}/zero_signal_fraction"
+
+
+class TrainWindow:
+    """Collects trees between two training events and averages them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = defaultdict(list)
+        self._generated_tokens = 0
+        self._rollout_s = 0.0
+        self._abstained = 0
+
+    def add(self, root: Node, samples: Iterable[Sample], generated_tokens: int, rollout_s: float) -> None:
+        """Adds one task's tree, its samples, and what sampling it took."""
+        self._generated_tokens += generated_tokens
+        self._rollout_s += rollout_s
+        for node in root.walk():
+            self._add_node(node)
+        for sample in samples:
+            zero = all(not advantage for advantage in sample.advantages_K)
+            self._values[zero_signal_name(sample.agent)].append(float(zero))
+
+    def _add_node(self, node: Node) -> None:
+        for action, value in zip(node.joint_actions_J, node.returns_J, strict=True):
+            if action.reward is None:
+                self._abstained += 1
+                continue
+            self._values[reward_name(node.turn)].append(action.reward)
+            if value is not None:
+                self._values[return_name(node.turn)].append(value)
+        for agent, completions_K in enumerate(node.completions_N_K):
+            for completion in completions_K:
+                name = f"agent_{agent}"
+                self._values[f"{name}/completion_tokens_mean"].append(len(completion.token_ids))
+                self._values[f"{name}/truncated_fraction"].append(float(not completion.finished))
+                if completion.reference_kl is not None:
+                    self._values[f"{name}/kl_mean"].append(completion.reference_kl)
+
+    def close(self) -> Metrics:
+        """Means of everything added since the last call, which starts a new window."""
+        metrics = {name: fmean(values) for name, values in sorted(self._values.items())}
+        metrics["reward/abstained"] = float(self._abstained)
+        metrics["time/rollout_s"] = self._rollout_s
+        metrics["throughput/generated_tokens_per_s"] = self._generated_tokens / max(self._rollout_s, 1e-9)
+        TrainWindow.__init__(self)
+        return metrics
+
+
+def update_metrics(stats: UpdateStats) -> Metrics:
+    """One optimiser step of one agent."""
+    name = f"agent_{stats.agent}"
+    return {
+        f"{name}/loss": stats.loss,
+        f"{name}/grad_norm": stats.grad_norm,
+        f"{name}/trained_tokens": float(stats.tokens),
+        f"{name}/learning_rate": stats.learning_rate,
+    }
+
+
+def evaluation_metrics(rewards_S_H: Sequence[Sequence[float | None]], discount: float) -> Metrics:
+    """Mean reward and mean reward-to-go of each turn over evaluated tasks.
+
+    Args:
+        rewards_S_H: Per task, the reward of each turn; None where it abstained or the path ended.
+        discount: Weight of the next turn.
+
+    Returns:
+        `eval/turn_k/reward_mean` over the tasks that have it, and `eval/turn_k/expected_return` over the
+        tasks that have every reward from turn k on.
+    """
+    rewards: dict[int, list[float]] = defaultdict(list)
+    returns: dict[int, list[float]] = defaultdict(list)
+    for rewards_H in rewards_S_H:
+        to_go: float | None = 0.0
+        for turn in reversed(range(len(rewards_H))):
+            reward = rewards_H[turn]
+            if reward is not None:
+                rewards[turn].append(reward)
+            to_go = None if reward is None or to_go is None else reward + discount * to_go
+            if to_go is not None:
+                returns[turn].append(to_go)
+    named = {reward_name(turn): values for turn, values in sorted(rewards.items())}
+    named |= {return_name(turn): values for turn, values in sorted(returns.items())}
+    return {f"eval/{name}": fmean(values) for name, values in named.items()}
+
+
+def generated_tokens(root: Node) -> int:
+    """Sampled tokens of a whole tree."""
+    return sum(
+        len(completion.token_ids)
+        for node in root.walk()
+        for completions_K in node.completions_N_K
+        for completion in completions_K
+    )
+
+
+def mean_reward(root: Node) -> float | None:
+    """Mean immediate reward over all scored joint actions of a tree."""
+    scored = [a.reward for node in root.walk() for a in node.joint_actions_J if a.reward is not None]
+    return fmean(scored) if scored else None

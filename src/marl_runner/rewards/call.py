@@ -1,0 +1,156 @@
+"""Calls a user's reward function: once per joint action, by name, with every answer checked."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marl_runner.errors import ConfigError, RewardError
+from marl_runner.hooks import POSITIONAL, accepted_context, hook_name, signature_of
+from marl_runner.types import Task
+
+CONTEXT = ("prompts", "batch_items")
+
+
+class RewardCaller:
+    """A reward function bound to a team.
+
+    Args:
+        function: `reward(*completions_per_agent, prompts=…, batch_items=…) -> list of numbers`; the keywords
+            are passed only if it names them.
+        num_agents: Completion arguments it must take.
+        processor: Applied to every reward that is not None.
+        nonfinite: "error" raises at NaN and infinity; "abstain" turns them into None and counts them.
+
+    Raises:
+        ConfigError: The signature does not fit the team.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        num_agents: int,
+        processor: Callable[[float], float] | None = None,
+        nonfinite: str = "error",
+    ) -> None:
+        signature = signature_of(function, "reward_func")
+        self.name = hook_name(function)
+        self._function = function
+        self._processor = processor
+        self._nonfinite = nonfinite
+        self._context = set(accepted_context(signature, dict.fromkeys(CONTEXT)))
+        self._keywords = completion_keywords(signature, num_agents, self.name)
+        self.num_calls = 0
+        self.num_nonfinite = 0
+
+    def __call__(self, actions_N: Sequence[str], prompt: str, task: Task, where: str) -> float | None:
+        """The processed reward of one joint action, or None if it abstains.
+
+        Args:
+            actions_N: Each agent's text.
+            prompt: What agent 0 was sent.
+            task: The dataset row.
+            where: Location for messages ("task 3, turn 1, joint action 2").
+
+        Raises:
+            RewardError: The function raised, or did not return one finite number.
+        """
+        self.num_calls += 1
+        offered: Mapping[str, Any] = {"prompts": [prompt], "batch_items": [dict(task.fields)]}
+        context = {name: offered[name] for name in self._context}
+        completions = [[text] for text in actions_N]
+        try:
+            if self._keywords is None:
+                answer = self._function(*completions, **context)
+            else:
+                answer = self._function(**dict(zip(self._keywords, completions, strict=True)), **context)
+        except Exception as error:
+            raise RewardError(
+                f"reward {self.name} raised {type(error).__name__}: {error} ({where}; completions {list(actions_N)!r})"
+            ) from error
+        return self._checked(checked_rewards(answer, 1, self.name, where)[0], where)
+
+    def _checked(self, reward: float | None, where: str) -> float | None:
+        if reward is not None and self._processor is not None and math.isfinite(reward):
+            processor = hook_name(self._processor)
+            reward = checked_rewards([self._processor(reward)], 1, f"processor {processor}", where)[0]
+        if reward is None or math.isfinite(reward):
+            return reward
+        if self._nonfinite == "error":
+            raise RewardError(
+                f"reward {self.name} returned {reward} ({where}); fix it, return None to abstain, "
+                "or set trainer.nonfinite_reward=abstain"
+            )
+        self.num_nonfinite += 1
+        return None
+
+
+def completion_keywords(signature: inspect.Signature, num_agents: int, name: str) -> list[str] | None:
+    """Names of the parameters that take the agents' completions; None to pass them by position.
+
+    Positional parameters called `prompts` or `batch_items` are context, wherever they stand.
+
+    Raises:
+        ConfigError: The function takes more or fewer completion arguments than the team has agents.
+    """
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in POSITIONAL and p.name not in CONTEXT]
+    context_first = any(p.kind in POSITIONAL and p.name in CONTEXT for p in parameters)
+    variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    required = [p for p in positional if p.default is inspect.Parameter.empty]
+    stray = [
+        p.name
+        for p in parameters
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+        and p.default is inspect.Parameter.empty
+        and p.name not in CONTEXT
+    ]
+    if stray:
+        raise ConfigError(f"reward {name} needs the keyword {', '.join(stray)}, which is not offered: bind it first")
+    if len(required) > num_agents or (not variadic and len(positional) < num_agents):
+        raise ConfigError(
+            f"reward {name} takes {len(required) if len(required) > num_agents else len(positional)} completion "
+            f"arguments, but the team has {num_agents} agents"
+        )
+    if variadic or not context_first:
+        return None
+    return [p.name for p in positional[:num_agents]]
+
+
+def checked_rewards(answer: Any, num_joint_actions: int, name: str, where: str) -> list[float | None]:
+    """Turns what a reward function returned into one float, or None, per joint action.
+
+    Lists, tuples, tensors and numpy arrays of the right length are accepted, with ints, bools and scalars of
+    those libraries as entries; tensors are detached. NaN and infinity pass; the caller decides about them.
+
+    Raises:
+        RewardError: Anything else, naming the function, what it returned and what was expected.
+    """
+    expected = f"a list of {num_joint_actions} number{'s' if num_joint_actions > 1 else ''}"
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise RewardError(f"reward {name} is async and returned a coroutine, expected {expected} ({where})")
+    values = answer.tolist() if "tolist" in dir(answer) else answer
+    if not isinstance(values, (list, tuple)):
+        raise RewardError(f"reward {name} returned {type(answer).__name__} {_short(answer)}, expected {expected} ({where})")
+    if len(values) != num_joint_actions:
+        raise RewardError(f"reward {name} returned {len(values)} values, expected {expected} ({where})")
+    return [_number(value, name, expected, where) for value in values]
+
+
+def _number(value: Any, name: str, expected: str, where: str) -> float | None:
+    scalar = value.tolist() if "tolist" in dir(value) else value
+    if scalar is None:
+        return None
+    if not isinstance(scalar, (int, float)):
+        raise RewardError(
+            f"reward {name} returned a list holding {type(value).__name__} {_short(value)}, expected {expected} ({where})"
+        )
+    return float(scalar)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

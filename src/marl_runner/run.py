@@ -1,0 +1,91 @@
+"""One run in its folder: build, train, save, and a summary whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from marl_runner.build import build_trainer, option
+from marl_runner.loop import Counters
+from marl_runner.metrics import reward_name
+from marl_runner.run_folder import RunFolder
+from marl_runner.team import weights_sha256
+from marl_runner.tracking.options import Trackers
+from marl_runner.trainers.magrpo import MAGRPOTrainer
+
+log = logging.getLogger(__name__)
+
+
+def run(cfg: DictConfig, path: Path) -> float | None:
+    """Trains in the folder `path` and returns the objective.
+
+    Raises:
+        RunFolderError: The folder is taken.
+        MarlRunnerError: What ended the run; summary.json says so too.
+    """
+    with RunFolder(path) as folder:
+        OmegaConf.save(cfg, path / "config.yaml", resolve=True)
+        plain = OmegaConf.to_container(cfg, resolve=True)
+        tracker = Trackers(option(cfg.tracking)(path, plain, group=sweep_name()))
+        trainer: MAGRPOTrainer | None = None
+        try:
+            trainer = build_trainer(cfg, tracker)
+            log.info("training %s in %s", trainer.algorithm, path)
+            trainer.train()
+            if cfg.save_models:
+                trainer.save_model(path / "models")
+            tracker.close("completed")
+        except BaseException as error:
+            status = "failed" if isinstance(error, Exception) else "preempted"
+            folder.write_summary(status, error, facts(trainer))
+            tracker.close(status)
+            raise
+        folder.write_summary("completed", None, facts(trainer))
+        return objective(trainer.counters, trainer.args.num_turns)
+
+
+def sweep_name() -> str | None:
+    """Name shared by the jobs of a sweep: its folder's; None for a single run."""
+    hydra = HydraConfig.get()
+    return Path(hydra.sweep.dir).name if hydra.job.get("num") is not None else None
+
+
+def objective(counters: Counters, num_turns: int) -> float | None:
+    """The last turn's mean reward of the final evaluation, else the mean training reward of the last tenth."""
+    evaluated = counters.evaluation.get(f"eval/{reward_name(num_turns - 1)}")
+    if evaluated is not None:
+        return evaluated
+    rewards = counters.task_rewards
+    return fmean(rewards[-max(1, len(rewards) // 10) :]) if rewards else None
+
+
+def facts(trainer: MAGRPOTrainer | None) -> dict[str, Any]:
+    """What summary.json holds beside status and error; nothing was built yet when there is no trainer."""
+    command = shlex.join(["marl-train", *sys.argv[1:]])
+    if trainer is None:
+        return {"command": command}
+    counters = trainer.counters
+    return {
+        "command": command,
+        "objective": objective(counters, trainer.args.num_turns),
+        "algorithm": trainer.algorithm,
+        "counts": {
+            "tasks": counters.tasks,
+            "dropped_tasks": counters.dropped_tasks,
+            "env_steps": counters.env_step,
+            "updates": counters.updates,
+            "generated_tokens": counters.generated_tokens,
+            "reward_calls": trainer.engine.reward.num_calls,
+            "nonfinite_rewards": trainer.engine.reward.num_nonfinite,
+            "abstained_groups": counters.abstained_groups,
+            "dropped_prompts": trainer.engine.num_dropped_prompts,
+        },
+        "weights_sha256": {f"agent_{agent.index}": weights_sha256(agent.policy) for agent in trainer.team.agents},
+    }

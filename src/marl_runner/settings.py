@@ -1,0 +1,238 @@
+"""`MAGRPOConfig` and its three variants: every setting of the algorithm, with its default and valid range."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from marl_runner.advantage_modes import ADVANTAGE_MODES
+from marl_runner.errors import ConfigError
+from marl_runner.joint_modes import JOINT_MODES
+
+JOINT_MODE_ALIASES = {"align": "aligned", "crossed": "cross"}
+COMPAT = "comlrl-1.4"
+
+
+@dataclass(frozen=True)
+class MAGRPOConfig:
+    """Settings of multi-agent REINFORCE with the group mean as baseline.
+
+    Attributes:
+        num_agents: Team size, >= 1.
+        num_turns: Turns of an episode, >= 1; more than one needs an external transition.
+        num_train_epochs: Passes over the training tasks, >= 1.
+        agent_learning_rate: AdamW's rate, > 0.
+        logging_steps: Env steps between two training events, >= 1.
+        num_generations: K, completions of each agent at each node, >= 2.
+        max_new_tokens: Most tokens of a completion, >= 1.
+        temperature: Sampling temperature, > 0.
+        top_p: Nucleus mass, in (0, 1]; 1 is off.
+        top_k: Most likely tokens kept, >= 1; None is off.
+        discount: Weight of the next turn's mean return, in [0, 1].
+        joint_mode: "aligned" or "cross" (aliases "align", "crossed"), or a JointMode.
+        early_termination_threshold: A node whose mean reward is greater gets no children; None is off.
+        external_prompt_passthrough: Send the transition's prompts as they are, past the formatters.
+        advantage_mode: "mean", "max", "rloo" or "raw", or an AdvantageMode.
+        advantage_normalization: Centre and scale the advantages of each group.
+        rollout_buffer_size: Node samples an agent collects before it updates, >= 1.
+        train_batch_size: Node samples of one optimiser step, >= 1; None is rollout_buffer_size.
+        eval_interval: Evaluate before tasks whose index is a multiple of it, >= 0; 0 never evaluates.
+        eval_num_samples: Tasks of one evaluation, >= 0; 0 evaluates none.
+        eval_batch_size: Tasks evaluated together, >= 1.
+        parallel_training: "none", or "mp" to run the agents concurrently, each on its own device.
+        agent_devices: One device or one per agent ("cpu", "cuda:0", "auto"); required by "mp".
+        reference_kl_enabled: Penalise distance from a frozen copy of each agent.
+        reference_kl_coef: Weight of that penalty, >= 0.
+        reference_devices: One device or one per reference; None puts each beside its agent.
+        seed: Source of every random stream, >= 0.
+        max_grad_norm: Gradient norm is clipped to it, > 0; None never clips.
+        weight_decay: AdamW's, >= 0.
+        lr_scheduler: "constant", "linear" or "cosine", over the updates that full trees would make.
+        warmup_steps: Updates over which the rate rises from 0, >= 0.
+        shuffle: Draw a new task order each epoch.
+        mixed_precision: "none", or "bf16" for bfloat16 matrix products.
+        node_weighting: "uniform", or "objective" to weigh a node by 1 / (nodes a full tree has at its turn).
+        compat: None, or "comlrl-1.4" to reproduce that version's results (last token unscored, one optimiser
+            step per turn, discount ignored).
+        max_rollout_rows: Most completions sampled in one batch, >= num_generations.
+        micro_batch_size: Completions of one forward and backward pass of the update, >= 1.
+        max_prompt_tokens: Longest prompt, >= 1; None is what the model's context leaves.
+        overlong_prompt: "error", "drop" (the task, or the branch) or "truncate" (keeps the tail).
+        nonfinite_reward: "error", or "abstain" to leave NaN and infinite rewards out and count them.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    num_agents: int = 2
+    num_turns: int = 2
+    num_train_epochs: int = 20
+    agent_learning_rate: float = 5e-6
+    logging_steps: int = 50
+    num_generations: int = 4
+    max_new_tokens: int = 256
+    temperature: float = 0.6
+    top_p: float = 0.6
+    top_k: int | None = 50
+    discount: float = 1.0
+    joint_mode: Any = "aligned"
+    early_termination_threshold: float | None = -0.2
+    external_prompt_passthrough: bool = False
+    advantage_mode: Any = "mean"
+    advantage_normalization: bool = True
+    rollout_buffer_size: int = 2
+    train_batch_size: int | None = None
+    eval_interval: int = 16
+    eval_num_samples: int = 4
+    eval_batch_size: int = 1
+    parallel_training: str | None = "none"
+    agent_devices: Any = None
+    reference_kl_enabled: bool = False
+    reference_kl_coef: float = 0.1
+    reference_devices: Any = None
+    seed: int = 0
+    max_grad_norm: float | None = None
+    weight_decay: float = 0.01
+    lr_scheduler: str = "constant"
+    warmup_steps: int = 0
+    shuffle: bool = False
+    mixed_precision: str = "none"
+    node_weighting: str = "uniform"
+    compat: str | None = None
+    max_rollout_rows: int = 64
+    micro_batch_size: int = 8
+    max_prompt_tokens: int | None = None
+    overlong_prompt: str = "error"
+    nonfinite_reward: str = "error"
+
+    def __post_init__(self) -> None:
+        self._check_integers()
+        self._check_numbers()
+        self._check_choices()
+        if self.train_batch_size is None:
+            object.__setattr__(self, "train_batch_size", self.rollout_buffer_size)
+        if self.max_rollout_rows < self.num_generations:
+            raise ConfigError(
+                f"max_rollout_rows={self.max_rollout_rows} must be at least num_generations={self.num_generations}: "
+                "the completions of one prompt are sampled together"
+            )
+        if self.parallel_training == "mp" and self.agent_devices is None:
+            raise ConfigError(
+                "parallel_training=mp needs agent_devices: one device, one per agent, or auto "
+                f'(agent_devices=["cpu","cpu"] for {self.num_agents} agents on the CPU)'
+            )
+
+    def _check_integers(self) -> None:
+        for name, least, optional in (
+            ("num_agents", 1, False),
+            ("num_turns", 1, False),
+            ("num_train_epochs", 1, False),
+            ("logging_steps", 1, False),
+            ("max_new_tokens", 1, False),
+            ("top_k", 1, True),
+            ("rollout_buffer_size", 1, False),
+            ("train_batch_size", 1, True),
+            ("eval_interval", 0, False),
+            ("eval_num_samples", 0, False),
+            ("eval_batch_size", 1, False),
+            ("seed", 0, False),
+            ("warmup_steps", 0, False),
+            ("max_rollout_rows", 1, False),
+            ("micro_batch_size", 1, False),
+            ("max_prompt_tokens", 1, True),
+        ):
+            self._integer(name, least, optional)
+        self._integer("num_generations", 2, False, why="the group's baseline compares several completions")
+
+    def _integer(self, name: str, least: int, optional: bool, why: str = "") -> None:
+        value = vars(self)[name]
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            reason = f" ({why})" if why else ""
+            raise ConfigError(f"{name} must be an integer >= {least}{' or null' if optional else ''}{reason}, got {value}")
+
+    def _check_numbers(self) -> None:
+        inf = math.inf
+        for name, least, most, open_at_least, optional in (
+            ("agent_learning_rate", 0, inf, True, False),
+            ("temperature", 0, inf, True, False),
+            ("top_p", 0, 1, True, False),
+            ("discount", 0, 1, False, False),
+            ("reference_kl_coef", 0, inf, False, False),
+            ("early_termination_threshold", -inf, inf, False, True),
+            ("max_grad_norm", 0, inf, True, True),
+            ("weight_decay", 0, inf, False, False),
+        ):
+            value = vars(self)[name]
+            if optional and value is None:
+                continue
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or value < least or value > most or (open_at_least and value == least):
+                bounds = f"{'> ' if open_at_least else '>= '}{least}" + (f" and <= {most}" if most != inf else "")
+                what = "a number" if least == -inf else f"a number {bounds}"
+                raise ConfigError(f"{name} must be {what}{' or null' if optional else ''}, got {value}")
+
+    def _check_choices(self) -> None:
+        if self.parallel_training in (None, "null"):
+            object.__setattr__(self, "parallel_training", "none")
+        if isinstance(self.joint_mode, str):
+            object.__setattr__(self, "joint_mode", JOINT_MODE_ALIASES.get(self.joint_mode, self.joint_mode))
+            check_choice("joint_mode", self.joint_mode, tuple(JOINT_MODES))
+        if isinstance(self.advantage_mode, str):
+            check_choice("advantage_mode", self.advantage_mode, tuple(ADVANTAGE_MODES))
+        check_choice("parallel_training", self.parallel_training, ("none", "mp"))
+        check_choice("lr_scheduler", self.lr_scheduler, ("constant", "linear", "cosine"))
+        check_choice("mixed_precision", self.mixed_precision, ("none", "bf16"))
+        check_choice("node_weighting", self.node_weighting, ("uniform", "objective"))
+        check_choice("overlong_prompt", self.overlong_prompt, ("error", "drop", "truncate"))
+        check_choice("nonfinite_reward", self.nonfinite_reward, ("error", "abstain"))
+        if self.compat is not None:
+            check_choice("compat", self.compat, (COMPAT,))
+        for name in (
+            "external_prompt_passthrough",
+            "advantage_normalization",
+            "reference_kl_enabled",
+            "shuffle",
+        ):
+            if not isinstance(vars(self)[name], bool):
+                raise ConfigError(f"{name} must be true or false, got {vars(self)[name]!r}")
+
+
+@dataclass(frozen=True)
+class MAREINFORCEConfig(MAGRPOConfig):
+    """MAGRPOConfig without a baseline."""
+
+    advantage_mode: Any = "raw"
+
+
+@dataclass(frozen=True)
+class MARLOOConfig(MAGRPOConfig):
+    """MAGRPOConfig with the leave-one-out baseline."""
+
+    advantage_mode: Any = "rloo"
+
+
+@dataclass(frozen=True)
+class MAReMaxConfig(MAGRPOConfig):
+    """MAGRPOConfig with the group maximum as baseline."""
+
+    advantage_mode: Any = "max"
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raises ConfigError, naming the choices and the nearest one, unless `value` is one of them."""
+    if value in choices:
+        return
+    near = get_close_matches(str(value), choices, n=1)
+    hint = f"; nearest: {near[0]}" if near else ""
+    raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
+
+
+def setting_names() -> set[str]:
+    """The names of all fields of MAGRPOConfig."""
+    return {field.name for field in dataclasses.fields(MAGRPOConfig)}

@@ -1,0 +1,269 @@
+"""The team: N agents, each with its policy, formatter, optimiser and random streams; and how they are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from marl_runner.errors import ConfigError
+from marl_runner.formatters.call import PromptFormatter
+from marl_runner.policies.base import Policy
+from marl_runner.policies.hf import HFPolicy
+from marl_runner.settings import MAGRPOConfig
+from marl_runner.streams import derive_seed
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Agent:
+    """One agent.
+
+    Attributes:
+        index: Its place in the team, from 0.
+        policy: Samples and scores.
+        formatter: From a task to the text it is sent.
+        optimizer: AdamW over the policy's parameters.
+        scheduler: Learning-rate schedule, stepped once per optimiser step.
+        reference: Frozen copy for the penalty, or None.
+        sample_rng: Stream of training completions, on the policy's device.
+        eval_rng: Stream of evaluation completions, on the policy's device.
+        update_rng: Stream that shuffles a drained buffer.
+        micro_batch_size: Completions of one scoring pass.
+    """
+
+    index: int
+    policy: Policy
+    formatter: PromptFormatter
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    reference: Policy | None
+    sample_rng: torch.Generator
+    eval_rng: torch.Generator
+    update_rng: random.Random
+    micro_batch_size: int
+
+
+class Team:
+    """The agents, and how they run: one after the other, or concurrently.
+
+    Args:
+        agents: In order of their index.
+        parallel: Run `map` with one thread per agent; their devices do the work.
+    """
+
+    def __init__(self, agents: Sequence[Agent], parallel: bool) -> None:
+        self.agents = list(agents)
+        self._pool = ThreadPoolExecutor(len(agents), thread_name_prefix="agent") if parallel else None
+
+    def map(self, work: Callable[[Agent], Result], agents: Sequence[Agent] | None = None) -> list[Result]:
+        """Applies `work` to the given agents (default all) and returns the results in their order.
+
+        An exception of one agent is raised after the others have ended.
+        """
+        chosen = self.agents if agents is None else list(agents)
+        if self._pool is None:
+            return [work(agent) for agent in chosen]
+        futures = [self._pool.submit(work, agent) for agent in chosen]
+        for future in futures:
+            future.exception()
+        return [future.result() for future in futures]
+
+    def save(self, folder: Path) -> None:
+        """Writes each agent's model and tokenizer to `folder/agent_i`."""
+        for agent in self.agents:
+            agent.policy.save(folder / f"agent_{agent.index}")
+
+
+def make_agent(
+    index: int,
+    policy: Policy,
+    formatter: PromptFormatter,
+    config: MAGRPOConfig,
+    reference_device: torch.device | None,
+    max_updates: int | None,
+) -> Agent:
+    """Gives a policy its optimiser, schedule, reference and streams.
+
+    Args:
+        index: Agent index, which names its random streams.
+        policy: On its device already.
+        formatter: The agent's formatter.
+        config: The run's settings.
+        reference_device: Where its reference is put; None for no reference.
+        max_updates: Optimiser steps of a run of full trees, for schedules that end; None if unknown.
+
+    Raises:
+        ConfigError: The schedule needs to know how long the dataset is.
+    """
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=config.agent_learning_rate, weight_decay=config.weight_decay
+    )
+    return Agent(
+        index=index,
+        policy=policy,
+        formatter=formatter,
+        optimizer=optimizer,
+        scheduler=make_scheduler(optimizer, config, max_updates),
+        reference=None if reference_device is None else policy.frozen_copy(reference_device),
+        sample_rng=seeded(policy.device, derive_seed(config.seed, "sample", index)),
+        eval_rng=seeded(policy.device, derive_seed(config.seed, "eval", index)),
+        update_rng=random.Random(derive_seed(config.seed, "update", index)),
+        micro_batch_size=config.micro_batch_size,
+    )
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, config: MAGRPOConfig, max_updates: int | None) -> Any:
+    """The named schedule of transformers."""
+    from transformers import get_scheduler
+
+    name = config.lr_scheduler
+    if name == "constant" and config.warmup_steps:
+        name = "constant_with_warmup"
+    if name in ("linear", "cosine") and max_updates is None:
+        raise ConfigError(f"lr_scheduler={name} needs a dataset of known length; use constant")
+    return get_scheduler(name, optimizer, num_warmup_steps=config.warmup_steps, num_training_steps=max_updates)
+
+
+def seeded(device: torch.device, seed: int) -> torch.Generator:
+    """A random stream on `device`."""
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def resolve_devices(devices: Any, count: int, name: str) -> list[torch.device]:
+    """One device per agent from one entry, or from one per agent.
+
+    Args:
+        devices: A device name, a list of 1 or `count` names, or None for one shared device. "auto" is the
+            next CUDA device in turn, or the CPU where there is none.
+        count: Number of agents.
+        name: Setting it came from, for messages.
+
+    Raises:
+        ConfigError: Another number of entries, or a device that is not there.
+    """
+    entries = ["auto"] * count if devices is None else [devices] if isinstance(devices, str) else list(devices)
+    if len(entries) not in (1, count):
+        raise ConfigError(f"{name} has {len(entries)} entries, needs 1 or {count}: {entries}")
+    num_cuda = torch.cuda.device_count()
+    resolved = []
+    for index, entry in enumerate(entries * (count if len(entries) == 1 else 1)):
+        if entry == "auto":
+            place = 0 if devices is None else index % max(num_cuda, 1)
+            entry = f"cuda:{place}" if num_cuda else "cpu"
+        try:
+            device = torch.device(entry)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(f"{name}: {entry!r} is not a device; write cpu, cuda, cuda:0 or auto") from error
+        if device.type == "cuda" and (device.index or 0) >= num_cuda:
+            raise ConfigError(f"{name}: {entry!r} is not there; this machine has {num_cuda} CUDA devices")
+        resolved.append(device)
+    return resolved
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a hub id or folder.
+
+    Raises:
+        ConfigError: It cannot be found or read.
+    """
+    from transformers import AutoTokenizer
+
+    return from_pretrained(AutoTokenizer.from_pretrained, source)
+
+
+def load_model_config(source: str) -> Any:
+    """The configuration of a hub id or folder, which tells context and size before any weight is loaded.
+
+    Raises:
+        ConfigError: It cannot be found or read.
+    """
+    from transformers import AutoConfig
+
+    return from_pretrained(AutoConfig.from_pretrained, source)
+
+
+def load_model(source: str, dtype: str | torch.dtype | None, attn_implementation: str | None) -> Any:
+    """The causal language model of a hub id or folder.
+
+    Args:
+        source: Hub id or folder.
+        dtype: "float32", "bfloat16", …; None is float32, in which small updates are not rounded away.
+        attn_implementation: "sdpa", "eager", …; None leaves it to transformers.
+
+    Raises:
+        ConfigError: It cannot be found or read.
+    """
+    from transformers import AutoModelForCausalLM
+
+    chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    return from_pretrained(AutoModelForCausalLM.from_pretrained, source, dtype=dtype or "float32", **chosen)
+
+
+def from_pretrained(load: Callable[..., Any], source: str, **options: Any) -> Any:
+    """Calls a transformers loader, with one short message when the source is not there."""
+    try:
+        return load(source, **options)
+    except (OSError, ValueError) as error:
+        if Path(source).is_dir():
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"cannot load {source}: {reason}") from error
+        raise ConfigError(
+            f"model {source} is neither a local folder nor to be had from the hub "
+            f"({type(error).__name__}); check agents.model and the network"
+        ) from error
+
+
+def fit_embeddings(model: Any, tokenizer: Any, special_tokens: dict[str, str] | None, seed: int, name: str) -> None:
+    """Makes sure that every token of the tokenizer has a row in the embedding table.
+
+    Adding special tokens grows the table by our request; a tokenizer that is too large without one is refused.
+
+    Raises:
+        ConfigError: With both numbers.
+    """
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) <= rows:
+        return
+    if not special_tokens:
+        raise ConfigError(
+            f"the tokenizer of {name} has {len(tokenizer)} tokens, but the model's embedding table has {rows} rows; "
+            "name the added tokens in agents.special_tokens to grow the table, or use the matching tokenizer"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.resize_token_embeddings(len(tokenizer))
+
+
+def make_policy(model: Any, tokenizer: Any, device: torch.device, config: MAGRPOConfig) -> Policy:
+    """A preloaded policy as it is, or a transformers model with its tokenizer."""
+    if isinstance(model, Policy):
+        return model
+    return HFPolicy(model, tokenizer, device, config.mixed_precision)
+
+
+def count_parameters(model_config: Any) -> int:
+    """Parameters of a causal language model, from its configuration, without allocating any."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def weights_sha256(policy: Policy) -> str:
+    """SHA-256 over the bytes of every parameter, in order; equal weights give equal digests."""
+    digest = hashlib.sha256()
+    for parameter in policy.parameters():
+        values = parameter.detach().cpu().contiguous()
+        digest.update(f"{values.dtype}{tuple(values.shape)}".encode())
+        digest.update(values.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

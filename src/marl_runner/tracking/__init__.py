@@ -1,0 +1,1 @@
+"""Where a run's events go: local files always, and by choice the console and Weights & Biases."""

@@ -1,0 +1,1 @@
+"""The trainers: the public Python interface, thin over the loop and its parts."""

@@ -1,0 +1,134 @@
+"""What a trainer was given as its agents, made uniform before any weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from marl_runner.errors import ConfigError
+from marl_runner.policies.base import Policy
+from marl_runner.policies.hf import context_length, encode_prompt
+from marl_runner.team import load_model_config, load_tokenizer
+
+MODEL_CONFIG_KEYS = ("dtype", "torch_dtype", "attn_implementation", "special_tokens")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One agent before it is loaded.
+
+    Attributes:
+        model: Hub id, folder, transformers model, or Policy.
+        tokenizer: Its tokenizer; None for a Policy.
+        context_length: Most tokens of prompt and completion together, or None.
+    """
+
+    model: Any
+    tokenizer: Any
+    context_length: int | None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a prompt, as the loaded policy will encode it."""
+        if isinstance(self.model, Policy):
+            return self.model.encode(text)
+        return encode_prompt(self.tokenizer, text)
+
+    @property
+    def name(self) -> str:
+        """For messages: the identifier, or the class of a preloaded model."""
+        return self.model if isinstance(self.model, str) else type(self.model).__name__
+
+
+def team_size(agents: Sequence[Any] | None, num_agents: int | None, configured: int | None) -> int:
+    """Agrees on the number of agents.
+
+    Args:
+        agents: The list of agents, if one was given.
+        num_agents: The trainer's `num_agents`, if given.
+        configured: `args.num_agents`, if args were given.
+
+    Raises:
+        ConfigError: Two of them contradict each other.
+    """
+    claims = {
+        "len(agents)": None if agents is None else len(agents),
+        "num_agents": num_agents,
+        "args.num_agents": configured,
+    }
+    stated = {name: value for name, value in claims.items() if value is not None}
+    if len(set(stated.values())) > 1:
+        listed = ", ".join(f"{name}={value}" for name, value in stated.items())
+        raise ConfigError(f"the number of agents is contradictory: {listed}; make them agree")
+    return next(iter(stated.values()), 2)
+
+
+def resolve_models(agent_model: Any, agents: Sequence[Any] | None, num_agents: int) -> list[Any]:
+    """One model, policy or identifier per agent.
+
+    Raises:
+        ConfigError: None or contradictory ones were given, or one model object serves two agents.
+    """
+    if agent_model is not None and not isinstance(agent_model, str):
+        raise ConfigError("agent_model must be a model identifier; pass preloaded models as agents=[…]")
+    if agents is None:
+        if agent_model is None:
+            raise ConfigError("no agents: pass agent_model='…' or agents=[…]")
+        return [agent_model] * num_agents
+    if isinstance(agents, str) or not isinstance(agents, Sequence):
+        raise ConfigError(f"agents must be a list with one entry per agent, got {type(agents).__name__}")
+    if agent_model is not None and any(agent != agent_model for agent in agents if isinstance(agent, str)):
+        raise ConfigError(f"agent_model={agent_model} contradicts agents={list(agents)}; pass one of them")
+    objects = [id(agent) for agent in agents if not isinstance(agent, str)]
+    if len(set(objects)) < len(objects):
+        raise ConfigError("two agents are the same model object; give each agent a model of its own")
+    return list(agents)
+
+
+def resolve_sources(models: Sequence[Any], tokenizer: Any, special_tokens: Mapping[str, str] | None) -> list[Source]:
+    """Pairs each model with its tokenizer and context length; loads tokenizers and configurations only.
+
+    Args:
+        models: One per agent.
+        tokenizer: One shared, one per agent, or None to load those of identifiers.
+        special_tokens: Added to every tokenizer.
+
+    Raises:
+        ConfigError: A preloaded model without tokenizer, or another number of tokenizers than agents.
+    """
+    shared = tokenizer is None or not isinstance(tokenizer, (list, tuple))
+    tokenizers = [tokenizer] * len(models) if shared else list(tokenizer)
+    if len(tokenizers) != len(models):
+        raise ConfigError(f"tokenizer has {len(tokenizers)} entries, but the team has {len(models)} agents")
+    sources = [_source(model, tok) for model, tok in zip(models, tokenizers, strict=True)]
+    for source in sources:
+        if special_tokens and source.tokenizer is not None:
+            source.tokenizer.add_special_tokens(dict(special_tokens))
+    return sources
+
+
+def _source(model: Any, tokenizer: Any) -> Source:
+    if isinstance(model, Policy):
+        return Source(model, None, model.context_length)
+    if isinstance(model, str):
+        tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
+        return Source(model, tokenizer, context_length(load_model_config(model)))
+    if tokenizer is None:
+        raise ConfigError(f"a preloaded model ({type(model).__name__}) needs its tokenizer: pass tokenizer=")
+    return Source(model, tokenizer, context_length(model.config))
+
+
+def check_model_config(model_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The model configuration as a dict with known keys only.
+
+    Raises:
+        ConfigError: An unknown key, naming the nearest.
+    """
+    known = dict(model_config or {})
+    for key in known:
+        if key not in MODEL_CONFIG_KEYS:
+            near = get_close_matches(key, MODEL_CONFIG_KEYS, n=1)
+            hint = f"; nearest: {near[0]}" if near else ""
+            raise ConfigError(f"model_config has no key '{key}' (known: {', '.join(MODEL_CONFIG_KEYS)}){hint}")
+    return known

@@ -1,0 +1,32 @@
+"""Each agent is shown the task and its own previous answer, and asked for a better one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from marl_runner.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Revise:
+    """Fills `template` for each agent.
+
+    Attributes:
+        template: Text with `{prompt}` (the task) and `{answer}` (the agent's own last answer).
+    """
+
+    template: str
+
+    def __post_init__(self) -> None:
+        missing = [name for name in ("{prompt}", "{answer}") if name not in self.template]
+        if missing:
+            raise ConfigError(f"transition.template has no {' and no '.join(missing)}")
+
+    def __call__(self, prompt: str, agent_completions: Sequence[str]) -> list[str]:
+        """One prompt per agent. Braces inside the task or an answer are left as they are."""
+        before, _, after = self.template.partition("{prompt}")
+        return [
+            before.replace("{answer}", answer) + prompt + after.replace("{answer}", answer)
+            for answer in agent_completions
+        ]

@@ -1,0 +1,229 @@
+"""The vocabulary of marl-runner: the values that flow from a dataset row to a weight update.
+
+Axis suffixes, used everywhere: `N` agents, `K` completions of one agent at one node, `J` joint actions at a
+node (K when aligned, K**N when crossed), `H` turns, `T` tokens. `completions_N_K[n][k]` is agent n's
+completion k. Turns count from 0 in code and from 1 in metric names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One dataset row: `uid` names it in messages and files, `fields` is the row itself."""
+
+    uid: str
+    fields: Mapping[str, Any]
+
+    @property
+    def prompt(self) -> str:
+        """The row's `prompt` column, or "" where the row has none and a formatter builds the text."""
+        return str(self.fields.get("prompt", ""))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one agent was really sent: the text, and the very token ids the model saw (no padding)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled answer.
+
+    Attributes:
+        text: Decoded text without special tokens; for rewards and people, never encoded again.
+        token_ids: Every sampled token through the first end-of-sequence token inclusive; no padding.
+        finished: True if an end-of-sequence token was sampled, False if cut by `max_new_tokens`.
+        reference_kl: Summed k3 estimate against the frozen reference, in nats; None without a reference.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finished: bool
+    reference_kl: float | None = None
+
+
+@dataclass(frozen=True)
+class JointAction:
+    """One completion index per agent, with its shared reward; None when the reward abstained."""
+
+    index_N: tuple[int, ...]
+    reward: float | None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step of a branch's history: what each agent was sent, and what each answered (texts)."""
+
+    prompts_N: tuple[str, ...]
+    actions_N: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a rollout tree.
+
+    Attributes:
+        turn: Depth in the tree, from 0.
+        prompts_N: What each agent was sent here.
+        completions_N_K: What each agent sampled here.
+        joint_actions_J: The scored joint actions, in the joint mode's order.
+        children_J: One child per joint action, or () where the branch ended.
+        env_step: Joint actions counted so far, this node's J included, in depth-first pre-order.
+        returns_J: Reward plus discounted mean return of the child; None where nothing was scored.
+        ended: Why there are no children: "horizon", "early_termination" or "overlong_prompt"; else "".
+    """
+
+    turn: int
+    prompts_N: tuple[Prompt, ...]
+    completions_N_K: tuple[tuple[Completion, ...], ...]
+    joint_actions_J: tuple[JointAction, ...]
+    children_J: tuple[Node, ...]
+    env_step: int
+    returns_J: tuple[float | None, ...] = ()
+    ended: str = ""
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it, depth-first in pre-order, which is env-step order."""
+        yield self
+        for child in self.children_J:
+            yield from child.walk()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one agent learns from at one node.
+
+    Attributes:
+        agent: Agent index.
+        turn: Turn of the node, from 0.
+        env_step: The node's `env_step`.
+        prompt: What the agent was sent.
+        completions_K: What it sampled.
+        returns_K: Return credited to each completion, before the reference penalty; None abstains.
+        advantages_K: Weight of each completion's log-probability; None is left out of the loss.
+        weight: Weight of this node in the loss (1 under uniform node weighting).
+    """
+
+    agent: int
+    turn: int
+    env_step: int
+    prompt: Prompt
+    completions_K: tuple[Completion, ...]
+    returns_K: tuple[float | None, ...]
+    advantages_K: tuple[float | None, ...]
+    weight: float = 1.0
+
+    @property
+    def trains(self) -> bool:
+        """False when the whole group abstained, so that there is nothing to learn from."""
+        return any(advantage is not None for advantage in self.advantages_K)
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """One optimiser step of one agent: mean loss, gradient norm before clipping, trained tokens, rate used."""
+
+    agent: int
+    env_step: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn; every field is explicit, nothing is read from a checkpoint.
+
+    Attributes:
+        max_new_tokens: Most tokens of one completion, >= 1.
+        temperature: > 0; divides the logits.
+        top_p: Nucleus mass in (0, 1]; 1 is off.
+        top_k: Number of most likely tokens kept; None is off.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int | None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of metrics.jsonl: `kind` is train, update or eval; `metrics` maps `area/name` to a float."""
+
+    kind: str
+    env_step: int
+    epoch: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, for the console: tasks done of `num_tasks`, counted over all epochs."""
+
+    epoch: int
+    num_epochs: int
+    tasks_done: int
+    num_tasks: int | None
+    env_step: int
+    generated_tokens: int
+    elapsed_s: float
+    reward_mean: float | None = None
+    return_mean: float | None = None
+
+
+class AdvantageMode(Protocol):
+    """Baseline over one agent's generations at one node: returns_K (all present) → advantages_K."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, returns_K: Sequence[float]) -> list[float]: ...
+
+
+class JointMode(Protocol):
+    """Owns both which joint actions are scored and how their returns are credited to completions."""
+
+    @property
+    def name(self) -> str: ...
+
+    def index(self, num_agents: int, num_generations: int) -> list[tuple[int, ...]]: ...
+
+    def credit(
+        self,
+        index_J: Sequence[tuple[int, ...]],
+        returns_J: Sequence[float | None],
+        agent: int,
+        num_generations: int,
+    ) -> list[float | None]: ...
+
+
+class Tracker(Protocol):
+    """Receives what happened; never changes it."""
+
+    def log(self, event: Event) -> None: ...
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def rollout(self, task: Task, root: Node, samples: Sequence[Sample]) -> None: ...
+
+    def close(self, status: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Dataset rows: what is trained on, and what is evaluated on (may be empty)."""
+
+    train: list[dict[str, Any]]
+    eval: list[dict[str, Any]] = field(default_factory=list)
