@@ -23,7 +23,7 @@ from rich.console import Console
 from marl_runner.errors import ConfigError, NumericalError
 from marl_runner.tracking.console import ConsoleTracker
 from marl_runner.tracking.jsonl import JsonlTracker
-from marl_runner.tracking.options import Trackers, Tracking
+from marl_runner.tracking.options import Trackers, Tracking, default_trackers
 from marl_runner.tracking.summary import RunSummary, clock_time
 from marl_runner.tracking.wandb import WandbTracker
 from marl_runner.types import Completion, Event, JointAction, Node, Progress, Prompt, Sample, Task
@@ -460,6 +460,20 @@ def test_a_tracker_that_cannot_close_does_not_keep_the_others_open() -> None:
     assert seen == [("a", "failed"), ("b", "failed"), ("c", "failed")]
 
 
+def test_a_trainer_made_in_python_writes_files_and_makes_its_folder_only_then(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    trackers = default_trackers(tmp_path / "new" / "run", wandb_config=None)
+    assert not (tmp_path / "new").exists()
+    trackers.log(event(4))
+    trackers.close("completed")
+    assert [record["env_step"] for record in lines(tmp_path / "new" / "run" / "metrics.jsonl")] == [4]
+
+
+def test_an_unknown_key_of_wandb_config_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="project, entity, name, group, tags, mode, got 'projct'; nearest: project"):
+        default_trackers(tmp_path, {"projct": "x"})
+
+
 # Weights & Biases
 
 
@@ -571,6 +585,16 @@ def test_a_start_that_fails_in_every_way_leaves_training_without_wandb(wandb_alo
     tracker.close("completed")
     assert len(warnings(caplog)) == 1
     assert "going on without it" in warnings(caplog)[0]
+
+
+def test_a_trainer_made_in_python_names_its_wandb_run(wandb_alone: Path) -> None:
+    trackers = default_trackers(wandb_alone, {"mode": "offline", "project": "mine", "group": "g", "name": "n"})
+    trackers.log(event(4))
+    trackers.close("failed")
+    records = wandb_records(wandb_alone)
+    run = next(r.run for r in records if r.WhichOneof("record_type") == "run")
+    assert (run.project, run.run_group, run.display_name) == ("mine", "g", "n")
+    assert [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"] == [1]
 
 
 def test_a_start_that_hangs_is_given_up(wandb_alone: Path, monkeypatch, caplog) -> None:

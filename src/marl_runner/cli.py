@@ -21,9 +21,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from marl_runner.config import check, conf_dir, register_schema
+from marl_runner.config import check
 from marl_runner.errors import ConfigError, DataError, MarlRunnerError
 from marl_runner.explain import explain
+from marl_runner.schema import conf_dir, register_schema
 
 FAILED_EXIT = 1
 CONFIG_EXIT = 2

@@ -1,17 +1,15 @@
-"""The run's configuration: its schema, where it lives, and the rules between its groups. Never imports torch."""
+"""The rules of a composed configuration: names, types, ranges, and relations between groups. Never imports torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.utils import get_object
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,76 +17,10 @@ from omegaconf.errors import OmegaConfBaseException
 from marl_runner.advantage_modes import ADVANTAGE_MODES
 from marl_runner.advice import advice
 from marl_runner.errors import ConfigError
+from marl_runner.schema import OPTION_GROUPS, RewardProcessorSchema, RunSchema, TrainerSchema
 from marl_runner.settings import MAGRPOConfig
 
-OPTION_GROUPS = ("agents", "advantage_mode", "joint_mode", "reward", "dataset", "transition", "tracking")
-SET_ELSEWHERE = {
-    "advantage_mode": "advantage_mode",
-    "joint_mode": "joint_mode",
-    "num_agents": "agents.num_agents",
-    "seed": "seed",
-}
-"""Fields of MAGRPOConfig that the command line sets outside the trainer group, and where."""
-
-
-def trainer_schema() -> type[Any]:
-    """MAGRPOConfig as a plain dataclass that OmegaConf can fill, without the fields set elsewhere."""
-    types = typing.get_type_hints(MAGRPOConfig)
-    fields = [
-        (field.name, types[field.name], dataclasses.field(default=field.default))
-        for field in dataclasses.fields(MAGRPOConfig)
-        if field.name not in SET_ELSEWHERE
-    ]
-    return dataclasses.make_dataclass("trainer", fields)
-
-
-TrainerSchema = trainer_schema()
-
-
-@dataclass
-class RewardProcessorSchema:
-    """Every reward becomes reward * scale + shift."""
-
-    scale: float = MISSING
-    shift: float = MISSING
-
-
-@dataclass
-class RunSchema:
-    """Keys of `conf/config.yaml`; the groups' own keys are checked against their classes."""
-
-    seed: int = MISSING
-    dry_run: bool = MISSING
-    save_models: bool = MISSING
-    reward_processor: RewardProcessorSchema = dataclasses.field(default_factory=RewardProcessorSchema)
-    trainer: TrainerSchema = dataclasses.field(default_factory=TrainerSchema)  # type: ignore[valid-type]
-    agents: Any = MISSING
-    advantage_mode: Any = MISSING
-    joint_mode: Any = MISSING
-    reward: Any = MISSING
-    dataset: Any = MISSING
-    transition: Any = MISSING
-    tracking: Any = MISSING
-
-
-def register_schema() -> None:
-    """Makes the schema known to Hydra under the name that `conf/config.yaml` opens with.
-
-    Also the resolver `${folder_or:FOLDER,OTHER}`: FOLDER where it exists, else OTHER.
-    """
-    ConfigStore.instance().store(name="run_schema", node=RunSchema)
-    OmegaConf.register_new_resolver(
-        "folder_or", lambda folder, other: folder if Path(folder).expanduser().is_dir() else other, replace=True
-    )
-
-
-def conf_dir() -> Path:
-    """The absolute folder of the YAML groups: inside an installed wheel, or at the top of the repository."""
-    package = Path(__file__).resolve().parent
-    for folder in (package / "conf", package.parent.parent / "conf"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise ConfigError(f"no conf folder beside {package}; reinstall marl-runner")
+KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
 
 
 def check(cfg: DictConfig) -> None:
@@ -97,6 +29,7 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One short sentence with the value and the fix.
     """
+    check_names(cfg)
     options = {group: check_option(group, cfg[group]) for group in OPTION_GROUPS}
     config = settings(cfg)
     agents, reward = options["agents"], options["reward"]
@@ -117,6 +50,24 @@ def check(cfg: DictConfig) -> None:
             raise ConfigError(
                 f"trainer.agent_devices has {count} entries, needs 1 or agents.num_agents={config.num_agents}"
             )
+
+
+def check_names(cfg: DictConfig) -> None:
+    """Refuses keys that `+key=value` or a user's YAML added beside the schema.
+
+    Raises:
+        ConfigError: Naming the key and the nearest valid one.
+    """
+    for prefix, node, schema in (
+        ("", cfg, RunSchema),
+        ("trainer.", cfg.trainer, TrainerSchema),
+        ("reward_processor.", cfg.reward_processor, RewardProcessorSchema),
+    ):
+        valid = [f"{prefix}{field.name}" for field in dataclasses.fields(schema)]
+        for name in node:
+            key = f"{prefix}{name!s}"
+            if key not in valid and key != "hydra":
+                raise ConfigError(unknown_key(key, valid))
 
 
 def settings(cfg: DictConfig) -> MAGRPOConfig:
@@ -173,9 +124,10 @@ def check_option(group: str, node: Any) -> Any:
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         raise ConfigError(f"{group} names no class: choose an option ({group}=…) or give {group}._target_")
     try:
-        target = get_object(node._target_)
-    except Exception as error:  # noqa: BLE001  importing the user's module may raise anything
+        target: Any = get_object(node._target_)
+    except Exception as error:
         raise ConfigError(f"{group}._target_={node._target_} cannot be imported: {error}") from error
+    option: Callable[..., Any] = target
     values = {str(key): node._get_node(key) for key in node if key != "_target_"}
     parameters = inspect.signature(target).parameters
     for key in values:
@@ -187,7 +139,7 @@ def check_option(group: str, node: Any) -> Any:
             raise ConfigError(f"{group}.{name} has no value: give {group}.{name}=…")
     if not dataclasses.is_dataclass(target):
         return None
-    return target(**typed_values(group, target, node))
+    return option(**typed_values(group, target, node))
 
 
 def typed_values(group: str, target: Any, node: DictConfig) -> dict[str, Any]:
@@ -198,14 +150,18 @@ def typed_values(group: str, target: Any, node: DictConfig) -> dict[str, Any]:
     """
     types = typing.get_type_hints(target)
     schema = dataclasses.make_dataclass(
-        group, [(field.name, types[field.name], dataclasses.field(default=MISSING)) for field in dataclasses.fields(target)]
+        group,
+        [(field.name, types[field.name], dataclasses.field(default=MISSING)) for field in dataclasses.fields(target)],
     )
     try:
-        bare = {key: value for key, value in OmegaConf.to_container(node, resolve=True).items() if key != "_target_"}
+        plain = OmegaConf.to_container(node, resolve=True)
+        assert isinstance(plain, dict)
+        bare = {key: value for key, value in plain.items() if key != "_target_"}
         typed = OmegaConf.merge(OmegaConf.structured(schema), bare)
         values = OmegaConf.to_container(typed)
     except OmegaConfBaseException as error:
-        raise ConfigError(wrong_type(f"{group}.{error.full_key}", str(error))) from error
+        value = OmegaConf.select(node, str(error.full_key))
+        raise ConfigError(wrong_value(f"{group}.{error.full_key}", str(value), str(error))) from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
@@ -219,9 +175,15 @@ def unknown_key(key: str, known: list[str]) -> str:
     return f"unknown key {key}{hint}"
 
 
-def wrong_type(key: str, message: str) -> str:
-    """One sentence for a value of the wrong type, from OmegaConf's own first line."""
-    return f"{key}: {message.splitlines()[0]}"
+def wrong_value(key: str, value: str, reason: str) -> str:
+    """One sentence for a value of the wrong type, from the value and OmegaConf's reason."""
+    key = key.lstrip("+~")
+    kind = re.search(r"could not be converted to (\w+)", reason)
+    if kind:
+        return f"{key} must be {KINDS.get(kind[1], kind[1])}, got {value or 'nothing'}"
+    if "optional" in reason.lower():
+        return f"{key} needs a value, got null"
+    return f"{key}={value}: {reason.strip().splitlines()[0]}"
 
 
 def start_advice(cfg: DictConfig) -> list[str]:

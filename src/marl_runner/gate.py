@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from marl_runner.config import check, start_advice
 from marl_runner.errors import ConfigError, MarlRunnerError
@@ -33,7 +34,7 @@ class Gate(Callback):
             check(config)
             if not config.dry_run:
                 refuse_finished(Path(config.hydra.run.dir))
-        except MarlRunnerError as error:
+        except (MarlRunnerError, OmegaConfBaseException) as error:
             refuse(error)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -83,10 +83,12 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     if not colon or not source or not attribute:
         raise ConfigError(f"{key}={spec}: write path/to/file.py:function or package.module:function")
     try:
-        module = _load_file(Path(source).expanduser(), key) if source.endswith(".py") else importlib.import_module(source)
+        module = (
+            _load_file(Path(source).expanduser(), key) if source.endswith(".py") else importlib.import_module(source)
+        )
     except ConfigError:
         raise
-    except Exception as error:  # noqa: BLE001  the user's module may raise anything while it is imported
+    except Exception as error:
         raise ConfigError(f"{key}={spec}: importing {source} raised {type(error).__name__}: {error}") from error
     names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
     if attribute not in names:

@@ -1,11 +1,11 @@
 """The training loop: multi-agent REINFORCE as an algorithm box.
 
-    for each task:
-        root ← rollout tree of the task
-        returns, backward over the tree
-        one sample per agent per node → rollout buffers, in env-step order
-        an agent whose buffer is full updates at once and empties it
-    at the end of each epoch every non-empty buffer is flushed
+for each task:
+    root ← rollout tree of the task
+    returns, backward over the tree
+    one sample per agent per node → rollout buffers, in env-step order
+    an agent whose buffer is full updates at once and empties it
+at the end of each epoch every non-empty buffer is flushed
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from statistics import fmean
 from marl_runner.buffer import RolloutBuffer
 from marl_runner.credit import CreditRules, credit_node
 from marl_runner.evaluate import Evaluator
-from marl_runner.metrics import TrainWindow, generated_tokens, mean_reward, update_metrics, zero_signal_name
+from marl_runner.metrics import (
+    TrainWindow,
+    generated_tokens,
+    mean_return,
+    mean_reward,
+    update_metrics,
+    zero_signal_name,
+)
 from marl_runner.rollout import RolloutEngine
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.streams import derive_seed
@@ -81,6 +88,7 @@ class TrainingLoop:
         self._window = TrainWindow()
         self._last_logged_step = 0
         self._events_without_signal = 0
+        self._return_mean: float | None = None
         self._started = time.monotonic()
 
     def run(self, tasks: Iterable[Task], num_tasks: int | None) -> Counters:
@@ -124,6 +132,7 @@ class TrainingLoop:
         reward = mean_reward(root)
         if reward is not None:
             self.counters.task_rewards.append(reward)
+            self._return_mean = mean_return(root)
         if self.counters.env_step - self._last_logged_step >= self.config.logging_steps:
             self._log_train_event()
 
@@ -186,7 +195,9 @@ class TrainingLoop:
         self.counters.abstained_groups += 1
         if self.counters.abstained_groups == 1:
             log.warning(
-                "the reward abstained (None) for a whole group: task %s, turn %d trains nothing", task.uid, sample.turn + 1
+                "the reward abstained (None) for a whole group: task %s, turn %d trains nothing",
+                task.uid,
+                sample.turn + 1,
             )
 
     def _report(self, num_tasks: int | None) -> None:
@@ -201,5 +212,6 @@ class TrainingLoop:
                 generated_tokens=counters.generated_tokens,
                 elapsed_s=time.monotonic() - self._started,
                 reward_mean=counters.task_rewards[-1] if counters.task_rewards else None,
+                return_mean=self._return_mean,
             )
         )

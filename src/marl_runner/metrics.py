@@ -121,3 +121,9 @@ def mean_reward(root: Node) -> float | None:
     """Mean immediate reward over all scored joint actions of a tree."""
     scored = [a.reward for node in root.walk() for a in node.joint_actions_J if a.reward is not None]
     return fmean(scored) if scored else None
+
+
+def mean_return(root: Node) -> float | None:
+    """Mean return of a tree's root."""
+    scored = [value for value in root.returns_J if value is not None]
+    return fmean(scored) if scored else None

@@ -1,0 +1,93 @@
+"""`dry_run=true`: what a run would do at most, without loading a weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from marl_runner.agents.source import AgentSize
+from marl_runner.build import TRAINERS, build_dataset, option
+from marl_runner.config import algorithm_name, settings, start_advice
+from marl_runner.counts import TreeCounts, max_updates, num_evaluations, tree_counts
+from marl_runner.settings import MAGRPOConfig
+from marl_runner.types import JointMode
+
+GIB = 2**30
+
+
+def print_plan(cfg: DictConfig) -> None:
+    """Prints team, work, memory and warnings of one composed run.
+
+    Raises:
+        ConfigError, DataError: What would stop the run before it trains.
+    """
+    config = settings(cfg)
+    splits = build_dataset(cfg, option(cfg.reward))
+    sizes: list[AgentSize] = option(cfg.agents).sizes()
+    joint_mode: JointMode = config.joint_mode
+    num_joint_actions = len(joint_mode.index(config.num_agents, config.num_generations))
+    counts = tree_counts(config, num_joint_actions)
+    console = Console(highlight=False)
+    console.print(
+        Text(
+            f"{TRAINERS[algorithm_name(cfg)].algorithm}: {config.num_agents} agents, {config.num_turns} turns, "
+            f"joint_mode {joint_mode.name}, K={config.num_generations}, J={num_joint_actions}; "
+            f"{len(splits.train)} training tasks, {len(splits.eval)} to evaluate, {config.num_train_epochs} epochs"
+        )
+    )
+    console.print(agents_table(sizes, config))
+    console.print(work_table(config, counts, len(splits.train), len(splits.eval)))
+    for warning in start_advice(cfg):
+        console.print(Text(f"WARNING  {warning}"))
+
+
+def agents_table(sizes: list[AgentSize], config: MAGRPOConfig) -> Table:
+    """One row per agent: parameters, and bytes of everything that training it holds at once."""
+    table = Table("agent", "model", "parameters", "weights", "gradients + AdamW", "reference", "batch", title="Agents")
+    total = 0
+    for index, size in enumerate(sizes):
+        parts = memory_bytes(size, config)
+        total += sum(parts)
+        table.add_row(str(index), Path(size.name).name, f"{size.num_parameters:,}", *(gib(part) for part in parts))
+    table.caption = f"memory estimate {gib(total)}, prompts not counted; 'batch' is the larger of sampling and update"
+    return table
+
+
+def memory_bytes(size: AgentSize, config: MAGRPOConfig) -> tuple[int, int, int, int]:
+    """Estimated bytes of one agent: weights, gradients with AdamW's two moments, reference, largest batch.
+
+    The batch is the larger of the sampling cache of `max_rollout_rows` completions and the update's float32
+    logits of `micro_batch_size` completions with their gradient and softmax; both leave the prompt out.
+    """
+    weights = size.num_parameters * size.bytes_per_weight
+    cache = config.max_rollout_rows * config.max_new_tokens * size.cache_values_per_token * size.bytes_per_weight
+    logits = 3 * 4 * config.micro_batch_size * config.max_new_tokens * size.vocabulary
+    return weights, 3 * weights, weights if config.reference_kl_enabled else 0, max(cache, logits)
+
+
+def gib(num_bytes: int) -> str:
+    """Bytes as GiB."""
+    return f"{num_bytes / GIB:.3f} GiB"
+
+
+def work_table(config: MAGRPOConfig, counts: TreeCounts, num_tasks: int, num_eval_tasks: int) -> Table:
+    """The most a task, an epoch and the whole run can cost; early termination only makes it less."""
+    table = Table("at most", "per task", "per epoch", "whole run", title="Work of full trees")
+    for name, value in vars(counts).items():
+        row = [value, value * num_tasks, value * num_tasks * config.num_train_epochs]
+        table.add_row(name.replace("_", " "), *(f"{number:,}" for number in row))
+    calls = counts.joint_actions
+    table.add_row(
+        "reward calls", *(f"{n:,}" for n in (calls, calls * num_tasks, calls * num_tasks * config.num_train_epochs))
+    )
+    updates = max_updates(config, counts.nodes, num_tasks)
+    table.add_row("optimiser steps of an agent", "", f"{updates // config.num_train_epochs:,}", f"{updates:,}")
+    evaluations = num_evaluations(config, num_tasks) if num_eval_tasks else 0
+    evaluated = evaluations * min(config.eval_num_samples, num_eval_tasks) * config.num_turns
+    table.add_row("evaluations", "", "", f"{evaluations:,}")
+    table.add_row("evaluation reward calls", "", "", f"{evaluated:,}")
+    return table

@@ -19,6 +19,7 @@ from marl_runner.team import Team
 from marl_runner.transitions.call import TransitionCaller
 from marl_runner.types import Completion, JointAction, JointMode, Node, Prompt, Sampling, Task, Turn
 
+
 @dataclass
 class OpenNode:
     """A node while its tree grows; `history` is the branch that led to it."""

@@ -10,7 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from transformers.utils.logging import disable_progress_bar
 
 from marl_runner.build import build_trainer, option
 from marl_runner.loop import Counters
@@ -30,6 +32,8 @@ def run(cfg: DictConfig, path: Path) -> float | None:
         RunFolderError: The folder is taken.
         MarlRunnerError: What ended the run; summary.json says so too.
     """
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     with RunFolder(path) as folder:
         OmegaConf.save(cfg, path / "config.yaml", resolve=True)
         plain = OmegaConf.to_container(cfg, resolve=True)
@@ -41,20 +45,20 @@ def run(cfg: DictConfig, path: Path) -> float | None:
             trainer.train()
             if cfg.save_models:
                 trainer.save_model(path / "models")
-            tracker.close("completed")
         except BaseException as error:
             status = "failed" if isinstance(error, Exception) else "preempted"
             folder.write_summary(status, error, facts(trainer))
             tracker.close(status)
             raise
         folder.write_summary("completed", None, facts(trainer))
+        tracker.close("completed")
         return objective(trainer.counters, trainer.args.num_turns)
 
 
 def sweep_name() -> str | None:
     """Name shared by the jobs of a sweep: its folder's; None for a single run."""
     hydra = HydraConfig.get()
-    return Path(hydra.sweep.dir).name if hydra.job.get("num") is not None else None
+    return Path(hydra.sweep.dir).name if hydra.mode == RunMode.MULTIRUN else None
 
 
 def objective(counters: Counters, num_turns: int) -> float | None:

@@ -96,9 +96,7 @@ def sample_team(
 
 
 @torch.no_grad()
-def with_reference_kl(
-    agent: Agent, prompt: Prompt, completions_K: Sequence[Completion]
-) -> tuple[Completion, ...]:
+def with_reference_kl(agent: Agent, prompt: Prompt, completions_K: Sequence[Completion]) -> tuple[Completion, ...]:
     """Measures each completion's k3 estimate against the agent's frozen reference, in nats.
 
     Per token exp(Δ) - Δ - 1 with Δ = log π_ref - log π, summed over the completion. Schulman (2020),

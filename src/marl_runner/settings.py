@@ -154,7 +154,9 @@ class MAGRPOConfig:
             return
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             reason = f" ({why})" if why else ""
-            raise ConfigError(f"{name} must be an integer >= {least}{' or null' if optional else ''}{reason}, got {value}")
+            raise ConfigError(
+                f"{name} must be an integer >= {least}{' or null' if optional else ''}{reason}, got {value}"
+            )
 
     def _check_numbers(self) -> None:
         inf = math.inf

@@ -1,4 +1,4 @@
-"""The team: N agents, each with its policy, formatter, optimiser and random streams; and how they are loaded."""
+"""The team: N agents, each with its policy, formatter, optimiser and random streams."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ def make_agent(
         ConfigError: The schedule needs to know how long the dataset is.
     """
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=config.agent_learning_rate, weight_decay=config.weight_decay
-    )
+    optimizer = torch.optim.AdamW(parameters, lr=config.agent_learning_rate, weight_decay=config.weight_decay)
     return Agent(
         index=index,
         policy=policy,
@@ -169,94 +167,11 @@ def resolve_devices(devices: Any, count: int, name: str) -> list[torch.device]:
     return resolved
 
 
-def load_tokenizer(source: str) -> Any:
-    """The tokenizer of a hub id or folder.
-
-    Raises:
-        ConfigError: It cannot be found or read.
-    """
-    from transformers import AutoTokenizer
-
-    return from_pretrained(AutoTokenizer.from_pretrained, source)
-
-
-def load_model_config(source: str) -> Any:
-    """The configuration of a hub id or folder, which tells context and size before any weight is loaded.
-
-    Raises:
-        ConfigError: It cannot be found or read.
-    """
-    from transformers import AutoConfig
-
-    return from_pretrained(AutoConfig.from_pretrained, source)
-
-
-def load_model(source: str, dtype: str | torch.dtype | None, attn_implementation: str | None) -> Any:
-    """The causal language model of a hub id or folder.
-
-    Args:
-        source: Hub id or folder.
-        dtype: "float32", "bfloat16", …; None is float32, in which small updates are not rounded away.
-        attn_implementation: "sdpa", "eager", …; None leaves it to transformers.
-
-    Raises:
-        ConfigError: It cannot be found or read.
-    """
-    from transformers import AutoModelForCausalLM
-
-    chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    return from_pretrained(AutoModelForCausalLM.from_pretrained, source, dtype=dtype or "float32", **chosen)
-
-
-def from_pretrained(load: Callable[..., Any], source: str, **options: Any) -> Any:
-    """Calls a transformers loader, with one short message when the source is not there."""
-    try:
-        return load(source, **options)
-    except (OSError, ValueError) as error:
-        if Path(source).is_dir():
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"cannot load {source}: {reason}") from error
-        raise ConfigError(
-            f"model {source} is neither a local folder nor to be had from the hub "
-            f"({type(error).__name__}); check agents.model and the network"
-        ) from error
-
-
-def fit_embeddings(model: Any, tokenizer: Any, special_tokens: dict[str, str] | None, seed: int, name: str) -> None:
-    """Makes sure that every token of the tokenizer has a row in the embedding table.
-
-    Adding special tokens grows the table by our request; a tokenizer that is too large without one is refused.
-
-    Raises:
-        ConfigError: With both numbers.
-    """
-    rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) <= rows:
-        return
-    if not special_tokens:
-        raise ConfigError(
-            f"the tokenizer of {name} has {len(tokenizer)} tokens, but the model's embedding table has {rows} rows; "
-            "name the added tokens in agents.special_tokens to grow the table, or use the matching tokenizer"
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.resize_token_embeddings(len(tokenizer))
-
-
 def make_policy(model: Any, tokenizer: Any, device: torch.device, config: MAGRPOConfig) -> Policy:
     """A preloaded policy as it is, or a transformers model with its tokenizer."""
     if isinstance(model, Policy):
         return model
     return HFPolicy(model, tokenizer, device, config.mixed_precision)
-
-
-def count_parameters(model_config: Any) -> int:
-    """Parameters of a causal language model, from its configuration, without allocating any."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def weights_sha256(policy: Policy) -> str:

@@ -81,7 +81,7 @@ def backward(agent: Agent, sample: Sample, scale: float, config: MAGRPOConfig) -
         log_probs = log_probs_T.sum(dim=1)
         weights = torch.tensor(advantages, dtype=log_probs.dtype, device=log_probs.device)
         loss = policy_gradient_loss(log_probs, weights) * (scale / len(present))
-        value = float(loss)
+        value = float(loss.detach())
         if not math.isfinite(value):
             return value
         loss.backward()  # type: ignore[no-untyped-call]

@@ -64,7 +64,7 @@ class Pretrained:
         Raises:
             ConfigError: A model is not there, or has no chat template.
         """
-        from marl_runner.team import load_tokenizer
+        from marl_runner.loading import load_tokenizer
 
         tokenizers = [load_tokenizer(source) for source in self.sources()]
         return TeamSource(
@@ -88,9 +88,9 @@ class Pretrained:
 
     def sizes(self) -> list[AgentSize]:
         """Parameters of each agent, from its configuration alone."""
-        from marl_runner.team import count_parameters, load_model_config
+        from marl_runner.loading import load_model_config, model_size
 
         return [
-            AgentSize(source, count_parameters(load_model_config(source)), BYTES_PER_WEIGHT[self.dtype])
+            AgentSize(source, *model_size(load_model_config(source)), bytes_per_weight=BYTES_PER_WEIGHT[self.dtype])
             for source in self.sources()
         ]

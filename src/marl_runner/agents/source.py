@@ -26,8 +26,18 @@ class TeamSource:
 
 @dataclass(frozen=True)
 class AgentSize:
-    """One agent as `dry_run` shows it: a name, parameters, and bytes of one weight."""
+    """One agent as `dry_run` shows it.
+
+    Attributes:
+        name: Hub id, folder or "tiny".
+        num_parameters: Weights of the model.
+        vocabulary: Rows of its embedding table.
+        cache_values_per_token: Numbers that one sampled token keeps in the key-value cache.
+        bytes_per_weight: 4 for float32, 2 for bfloat16 and float16.
+    """
 
     name: str
     num_parameters: int
+    vocabulary: int
+    cache_values_per_token: int
     bytes_per_weight: int

@@ -41,15 +41,21 @@ class Tiny:
         from marl_runner.policies.tiny import character_tokenizer, tiny_model
 
         models = [
-            tiny_model(derive_seed(seed, "weights", agent), self.hidden_size, self.num_layers, self.num_heads, self.context_length)
+            tiny_model(
+                derive_seed(seed, "weights", agent),
+                self.hidden_size,
+                self.num_layers,
+                self.num_heads,
+                self.context_length,
+            )
             for agent in range(self.num_agents)
         ]
         return TeamSource(agents=models, tokenizer=[character_tokenizer() for _ in models])
 
     def sizes(self) -> list[AgentSize]:
         """Parameters of each agent, without making it."""
+        from marl_runner.loading import model_size
         from marl_runner.policies.tiny import tiny_config
-        from marl_runner.team import count_parameters
 
         config = tiny_config(self.hidden_size, self.num_layers, self.num_heads, self.context_length)
-        return [AgentSize("tiny", count_parameters(config), 4)] * self.num_agents
+        return [AgentSize("tiny", *model_size(config), bytes_per_weight=4)] * self.num_agents

@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from marl_runner.errors import RolloutError
+from marl_runner.errors import DataError, RolloutError
 from marl_runner.loss import token_log_probs
 from marl_runner.types import Completion, Prompt, Sampling
 
@@ -228,7 +228,18 @@ def end_of_sequence_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def encode_prompt(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Token ids of a prompt, with at most one beginning-of-sequence token."""
+    """Token ids of a prompt, with at most one beginning-of-sequence token.
+
+    Raises:
+        DataError: The text holds a lone surrogate, which is no character.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the prompt holds the lone surrogate {text[error.start]!a} at character {error.start}, "
+            "which no tokenizer can encode; remove it from the data"
+        ) from error
     opens_with_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     return tuple(tokenizer(text, add_special_tokens=not opens_with_bos)["input_ids"])
 

@@ -6,7 +6,6 @@ tokenizer and no checkpoint.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -85,7 +84,7 @@ class ScriptedPolicy:
     def frozen_copy(self, device: torch.device) -> ScriptedPolicy:
         """A copy of the logits, with an empty script."""
         other = ScriptedPolicy([], self.alphabet, self.context_length)
-        other.logits_V = copy.deepcopy(self.logits_V).requires_grad_(False)
+        other.logits_V = torch.nn.Parameter(self.logits_V.detach().clone(), requires_grad=False)
         return other
 
     def save(self, folder: Path) -> None:

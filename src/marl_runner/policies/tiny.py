@@ -6,17 +6,18 @@ import string
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
+CHARACTERS = string.ascii_lowercase + " \n.,;:!?'\"-"
 END, UNKNOWN = "<end>", "<unknown>"
 
 
 def character_tokenizer() -> Any:
-    """One token per printable ASCII character, plus `<end>` (id 0) and `<unknown>` (id 1)."""
+    """One token per lower-case letter or mark, plus `<end>` (id 0) and `<unknown>` (id 1); capitals are lowered."""
     vocabulary = {token: index for index, token in enumerate([END, UNKNOWN, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(

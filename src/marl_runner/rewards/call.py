@@ -103,9 +103,7 @@ def completion_keywords(signature: inspect.Signature, num_agents: int, name: str
     stray = [
         p.name
         for p in parameters
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
-        and p.default is inspect.Parameter.empty
-        and p.name not in CONTEXT
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty and p.name not in CONTEXT
     ]
     if stray:
         raise ConfigError(f"reward {name} needs the keyword {', '.join(stray)}, which is not offered: bind it first")
@@ -134,7 +132,9 @@ def checked_rewards(answer: Any, num_joint_actions: int, name: str, where: str) 
         raise RewardError(f"reward {name} is async and returned a coroutine, expected {expected} ({where})")
     values = answer.tolist() if "tolist" in dir(answer) else answer
     if not isinstance(values, (list, tuple)):
-        raise RewardError(f"reward {name} returned {type(answer).__name__} {_short(answer)}, expected {expected} ({where})")
+        raise RewardError(
+            f"reward {name} returned {type(answer).__name__} {_short(answer)}, expected {expected} ({where})"
+        )
     if len(values) != num_joint_actions:
         raise RewardError(f"reward {name} returned {len(values)} values, expected {expected} ({where})")
     return [_number(value, name, expected, where) for value in values]
@@ -146,7 +146,8 @@ def _number(value: Any, name: str, expected: str, where: str) -> float | None:
         return None
     if not isinstance(scalar, (int, float)):
         raise RewardError(
-            f"reward {name} returned a list holding {type(value).__name__} {_short(value)}, expected {expected} ({where})"
+            f"reward {name} returned a list holding {type(value).__name__} {_short(value)}, "
+            f"expected {expected} ({where})"
         )
     return float(scalar)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from statistics import fmean
@@ -44,7 +45,7 @@ class LengthRatio:
             *completions_N_J: Per agent, its text in each joint action; at least two agents.
         """
         return [
-            fmean(self._pair(first, second) for first, second in zip(texts_N, texts_N[1:], strict=False))
+            fmean(self._pair(first, second) for first, second in itertools.pairwise(texts_N))
             for texts_N in zip(*completions_N_J, strict=True)
         ]
 

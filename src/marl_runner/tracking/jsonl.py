@@ -23,8 +23,8 @@ class JsonlTracker:
     """Appends events to `folder/metrics.jsonl`, and every so many rollouts to `folder/rollouts.jsonl`.
 
     Args:
-        folder: An existing run folder. Lines already there are kept; a torn last line, left by a kill or a
-            full disk, is cut off so that the next object starts on a line of its own.
+        folder: The run folder, created with the first line. Lines already there are kept; a torn last line, left
+            by a kill or a full disk, is cut off so that the next object starts on a line of its own.
         rollouts_every: One of this many rollouts is written, the first one included; 0 writes none.
     """
 
@@ -138,6 +138,7 @@ def _json_safe(value: object) -> object:
 def _append(path: Path, record: Mapping[str, Any]) -> None:
     line = json.dumps(record, ensure_ascii=True, allow_nan=False, default=str) + "\n"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(line.encode("ascii"))
     except OSError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from marl_runner.errors import ConfigError
 from marl_runner.tracking.console import ConsoleTracker
@@ -16,6 +17,7 @@ from marl_runner.tracking.wandb import WandbTracker
 from marl_runner.types import Event, Node, Progress, Sample, Task, Tracker
 
 _WANDB_MODES = ("off", "online", "offline")
+_WANDB_KEYS = ("project", "entity", "name", "group", "tags", "mode")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Tracking:
         """Returns the trackers of one run; nothing is shown and wandb is not imported before the first event.
 
         Args:
-            folder: The existing run folder.
+            folder: The run folder.
             config: The whole resolved configuration as plain containers, for wandb.
             group: The sweep's name, the wandb group where `wandb_group` is None.
             resumed: True where the run continues from a checkpoint; only then is its wandb id used again.
@@ -130,5 +132,31 @@ class Trackers:
                 stack.callback(tracker.close, status)
 
 
-def default_trackers(folder: Path, wandb_config: dict[str, object] | None) -> Trackers:
-    raise NotImplementedError
+def default_trackers(folder: Path, wandb_config: Mapping[str, Any] | None) -> Trackers:
+    """Returns the trackers of a trainer made in Python: files in `folder`, and a wandb run if one is asked for.
+
+    Args:
+        folder: Run folder, created with the first line written.
+        wandb_config: Any of `project` (default "marl-runner"), `entity`, `name`, `group`, `tags` and `mode`
+            (default "online"); None is no wandb run.
+
+    Raises:
+        ConfigError: An unknown key, or a value out of range.
+    """
+    given = {} if wandb_config is None else wandb_config
+    for key in given:
+        if key not in _WANDB_KEYS:
+            nearest = get_close_matches(key, _WANDB_KEYS, n=1, cutoff=0)[0]
+            raise ConfigError(f"wandb_config takes {', '.join(_WANDB_KEYS)}, got {key!r}; nearest: {nearest}")
+    tracking = Tracking(
+        console=False,
+        rollouts_every=10,
+        wandb="off" if wandb_config is None else given.get("mode", "online"),
+        wandb_project=given.get("project", "marl-runner"),
+        wandb_entity=given.get("entity"),
+        wandb_group=given.get("group"),
+        wandb_name=given.get("name"),
+        wandb_tags=list(given.get("tags", ())),
+        wandb_timeout_s=30.0,
+    )
+    return Trackers(tracking(folder, {}))

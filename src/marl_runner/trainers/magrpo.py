@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +18,10 @@ from marl_runner.errors import ConfigError, DataError
 from marl_runner.evaluate import EvalAggregator, EvalLogger, Evaluator
 from marl_runner.formatters.call import PromptFormatter, per_agent
 from marl_runner.joint_modes import JOINT_MODES
+from marl_runner.loading import fit_embeddings, load_model
 from marl_runner.loop import Counters, TrainingLoop
 from marl_runner.rewards.call import RewardCaller
 from marl_runner.rollout import RolloutEngine
-from marl_runner.sampling import overlong_message, prompt_limit
 from marl_runner.settings import (
     MAGRPOConfig,
     MAREINFORCEConfig,
@@ -30,7 +29,7 @@ from marl_runner.settings import (
     MARLOOConfig,
 )
 from marl_runner.streams import derive_seed
-from marl_runner.team import Team, fit_embeddings, load_model, make_agent, make_policy, resolve_devices
+from marl_runner.team import Team, make_agent, make_policy, resolve_devices
 from marl_runner.tracking.options import default_trackers
 from marl_runner.trainers.sources import (
     Source,
@@ -39,8 +38,9 @@ from marl_runner.trainers.sources import (
     resolve_sources,
     team_size,
 )
+from marl_runner.trainers.tasks import RepeatedTasks, check_first_prompts, known, tasks_of
 from marl_runner.transitions.call import TransitionCaller
-from marl_runner.types import Metrics, Task, Tracker
+from marl_runner.types import Metrics, Tracker
 
 advice_log = logging.getLogger("marl_runner.advice")
 
@@ -110,7 +110,8 @@ class MAGRPOTrainer:
 
         passthrough = self.args.external_prompt_passthrough
         prompt_formatters = [
-            PromptFormatter(formatter, agent, passthrough) for agent, formatter in enumerate(per_agent(formatters, size))
+            PromptFormatter(formatter, agent, passthrough)
+            for agent, formatter in enumerate(per_agent(formatters, size))
         ]
         loading = check_model_config(model_config)
         special_tokens = loading.get("special_tokens")
@@ -131,8 +132,11 @@ class MAGRPOTrainer:
         )
         self.engine = RolloutEngine(self.team, reward, transition, joint_mode, self.args)
         self.evaluator = Evaluator(self.engine, self.eval_tasks, eval_logger, eval_aggregator, self.args)
-        folder = Path(output_dir) if output_dir else Path("outputs") / f"{self.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = (
+            Path(output_dir) if output_dir else Path("outputs") / f"{self.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+        )
         self.tracker = default_trackers(folder, wandb_config) if tracker is None else tracker
+        self._closes_tracker = tracker is None
         self.counters = Counters()
 
     @property
@@ -153,12 +157,22 @@ class MAGRPOTrainer:
         tasks = RepeatedTasks(self.train_dataset)
         loop = TrainingLoop(self.team, self.engine, self.evaluator, self.rules, self.tracker, self.args)
         self.counters = loop.counters
-        loop.run(tasks, tasks.length)
+        try:
+            loop.run(tasks, tasks.length)
+        except BaseException:
+            self._close_tracker("failed")
+            raise
+        self._close_tracker("completed")
         if self.counters.tasks == 0:
             raise DataError("train_dataset has no rows")
         if self.counters.tasks == self.counters.dropped_tasks:
             raise DataError("every task was dropped: all prompts are longer than trainer.max_prompt_tokens allows")
         return self.counters
+
+    def _close_tracker(self, status: str) -> None:
+        """Ends the default tracker; one that was passed in is the caller's to close."""
+        if self._closes_tracker:
+            self.tracker.close(status)
 
     def evaluate(self, num_eval_samples: int | None = None) -> Metrics:
         """Metrics over the first `num_eval_samples` (default `eval_num_samples`) rows of the evaluation set."""
@@ -197,7 +211,7 @@ class MAGRPOTrainer:
         return Team(agents, parallel)
 
     def _max_updates(self, num_agents: int) -> int | None:
-        if self.train_dataset is None or not is_sized(self.train_dataset):
+        if self.train_dataset is None or not isinstance(self.train_dataset, Sized):
             return None
         joint_mode = resolve_mode(self.args.joint_mode, JOINT_MODES)
         num_joint_actions = len(joint_mode.index(num_agents, self.args.num_generations))
@@ -224,63 +238,6 @@ class MAReMaxTrainer(MAGRPOTrainer):
 
     config_class = MAReMaxConfig
     algorithm = "MAReMax"
-
-
-class RepeatedTasks:
-    """The rows of a dataset as tasks, iterated anew each epoch.
-
-    Args:
-        rows: A sequence, a dataset, or any iterable that can be iterated more than once.
-    """
-
-    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._rows = rows
-        self.length = len(rows) if is_sized(rows) else None
-
-    def __iter__(self) -> Iterator[Task]:
-        return tasks_of(self._rows)
-
-
-def tasks_of(rows: Iterable[Mapping[str, Any]]) -> Iterator[Task]:
-    """Numbers the rows from 1, as messages and files name them."""
-    for number, row in enumerate(rows, start=1):
-        yield Task(uid=str(number), fields=dict(row))
-
-
-def is_sized(rows: Any) -> bool:
-    """True for datasets of known length, which can be looked at before training."""
-    return "__len__" in dir(rows)
-
-
-def known(rows: Iterable[Mapping[str, Any]]) -> Iterator[Task]:
-    """The tasks that can be looked at before training: all of a sized dataset, none of a stream."""
-    return tasks_of(rows) if is_sized(rows) else iter(())
-
-
-def check_first_prompts(
-    tasks: Iterable[Task], sources: Sequence[Source], formatters: Sequence[PromptFormatter], config: MAGRPOConfig
-) -> None:
-    """Formats and measures every first prompt before any model is loaded.
-
-    Raises:
-        ConfigError: No room is left for a prompt beside `max_new_tokens`.
-        DataError: A row that cannot be formatted, is empty, or is too long under `overlong_prompt=error`.
-    """
-    limits = [prompt_limit(source.context_length, config) for source in sources]
-    for source, limit in zip(sources, limits, strict=True):
-        if limit is not None and limit < 1:
-            raise ConfigError(
-                f"max_new_tokens={config.max_new_tokens} leaves no room for a prompt in the context of "
-                f"{source.context_length} tokens of {source.name}; lower trainer.max_new_tokens"
-            )
-    for task in tasks:
-        for agent, (source, formatter, limit) in enumerate(zip(sources, formatters, limits, strict=True)):
-            num_tokens = len(source.encode(formatter(task)))
-            if num_tokens == 0:
-                raise DataError(f"the prompt of row {task.uid} is empty for agent {agent}")
-            if limit is not None and num_tokens > limit and config.overlong_prompt == "error":
-                where = f"row {task.uid}, agent {agent}"
-                raise DataError(overlong_message(num_tokens, limit, source.context_length, config, where))
 
 
 def resolve_mode(mode: Any, table: Mapping[str, Callable[[], Any]]) -> Any:

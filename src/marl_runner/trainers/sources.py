@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from marl_runner.errors import ConfigError
+from marl_runner.loading import load_model_config, load_tokenizer
 from marl_runner.policies.base import Policy
 from marl_runner.policies.hf import context_length, encode_prompt
-from marl_runner.team import load_model_config, load_tokenizer
 
 MODEL_CONFIG_KEYS = ("dtype", "torch_dtype", "attn_implementation", "special_tokens")
 
