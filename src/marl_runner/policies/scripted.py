@@ -41,12 +41,13 @@ class ScriptedPolicy:
         return torch.device("cpu")
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """One token per character; the ids play no part in the scores."""
-        return tuple(ord(character) for character in text)
+        """One token per character, beyond the ids of completions; prompts play no part in the scores."""
+        return tuple(self.end_id + 1 + ord(character) for character in text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, without the end of sequence."""
-        return "".join(self.alphabet[token] for token in token_ids if token != self.end_id)
+        texts = [*self.alphabet, ""]
+        return "".join(texts[token] if token <= self.end_id else chr(token - self.end_id - 1) for token in token_ids)
 
     def generate(
         self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator
