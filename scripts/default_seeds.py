@@ -69,15 +69,11 @@ def table(rows: list[dict[str, float]]) -> str:
         "|---|---|---|---|---|",
     ]
     for row in rows:
-        lines.append(
-            f"| {row['seed']} | {row['start']:.3f} | {row['end']:.3f} | {row['evaluation']:.3f} | {row['seconds']:.0f} |"
-        )
+        rewards = " | ".join(f"{row[name]:.3f}" for name in ("start", "end", "evaluation"))
+        lines.append(f"| {row['seed']} | {rewards} | {row['seconds']:.0f} |")
     slowest = max(row["seconds"] for row in rows)
-    lines += [
-        "",
-        f"{reached} of {len(rows)} seeds end at {TARGET_REWARD} or more; the slowest took {slowest:.0f} s.",
-        "",
-    ]
+    closing = f"{reached} of {len(rows)} seeds end at {TARGET_REWARD} or more; the slowest took {slowest:.0f} s."
+    lines += ["", closing, ""]
     return "\n".join(lines)
 
 
