@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from marl_runner.advantage_modes import ADVANTAGE_MODES
-from marl_runner.credit import CreditRules, advantages, normalize, penalized
+from marl_runner.credit import CreditRules, advantages, credit_node, normalize, penalized
+from marl_runner.errors import NumericalError
 from marl_runner.joint_modes import JOINT_MODES
 from marl_runner.types import Completion
+from scripted_team import leaf
 
 RETURNS = [1.0, 2.0, 3.0, 6.0]  # mean 12/4 = 3, max 6
 
@@ -82,6 +85,15 @@ def test_equal_returns_carry_no_signal_and_no_nan():
         assert advantages([2.5] * 4, rules(mode, True)) == [0.0] * 4
 
 
+@pytest.mark.parametrize("K", [2, 3, 5, 6, 7, 10, 12])
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 1e300])
+def test_equal_returns_that_floats_cannot_hold_are_exactly_zero_too(K, value):
+    for mode in ADVANTAGE_MODES:
+        assert advantages([value] * K, rules(mode, True)) == [0.0] * K, mode
+    for mode in ("mean", "rloo", "max"):
+        assert advantages([value] * K, rules(mode, False)) == [0.0] * K, mode
+
+
 def test_the_standard_deviation_is_floored_at_one_millionth():
     # deviations -1e-9, 1e-9: std 1e-9 < 1e-6, so the quotient is 1e-9 / 1e-6
     assert normalize([0.0, 2e-9]) == pytest.approx([-1e-3, 1e-3])
@@ -109,6 +121,14 @@ def test_the_reference_penalty_is_subtracted_before_the_baseline():
     assert returns == pytest.approx([0.95, 2.0, 2.8])
     # mean (0.95 + 2 + 2.8)/3 = 5.75/3
     assert advantages(returns, rules("mean", False)) == pytest.approx([0.95 - 5.75 / 3, 2 - 5.75 / 3, 2.8 - 5.75 / 3])
+
+
+def test_a_penalty_that_is_not_finite_is_an_error_naming_agent_turn_and_step():
+    bad = dataclasses.replace(leaf(1, [0.0, 1.0], env_step=6), returns_J=(0.0, 1.0))
+    measured = tuple(Completion("a", (0,), True, kl) for kl in (math.nan, 0.0))
+    bad = dataclasses.replace(bad, completions_N_K=(measured,))
+    with pytest.raises(NumericalError, match=r"agent 0, turn 2, env_step 6\) is nan"):
+        credit_node(bad, CreditRules(JOINT_MODES["aligned"](), ADVANTAGE_MODES["mean"](), True, 0.1, False))
 
 
 def test_the_penalty_leaves_abstained_returns_alone():

@@ -151,6 +151,16 @@ def test_a_processor_that_makes_nan_is_an_error():
         called(lambda a, b: [1.0], processor=lambda reward: math.nan)
 
 
+def test_a_processor_that_raises_is_named_with_the_place():
+    with pytest.raises(RewardError, match=r"processor .* raised ZeroDivisionError.*joint action 0, reward 0.0"):
+        called(lambda a, b: [0.0], processor=lambda reward: 1 / reward)
+
+
+def test_an_integer_beyond_the_float_range_is_an_error():
+    with pytest.raises(RewardError, match="beyond the float range"):
+        called(lambda a, b: [10**400])
+
+
 def test_a_processor_that_returns_no_number_is_an_error():
     with pytest.raises(RewardError, match=r"processor .* returned a list holding str"):
         called(lambda a, b: [1.0], processor=lambda reward: "1")
@@ -184,6 +194,7 @@ class Callable:
         lambda first, second, *, batch_items: [float(batch_items[0]["answer"])],
         lambda first, second, prompts=None: [42.0 if prompts == ["sent"] else 0.0],
         lambda prompts, first, second: [42.0 if (prompts, first, second) == (["sent"], ["a"], ["b"]) else 0.0],
+        lambda first, prompts, second: [42.0 if (prompts, first, second) == (["sent"], ["a"], ["b"]) else 0.0],
         lambda *completions, batch_items=None, prompts=None: [42.0 if batch_items and prompts else 0.0],
         lambda first, second, **context: [42.0 if set(context) == {"prompts", "batch_items"} else 0.0],
         lambda first, second, weight=42.0: [weight],
@@ -201,7 +212,10 @@ def test_arguments_are_bound_by_name(function):
     [
         (lambda first: [1.0], "takes 1 completion arguments, but the team has 2 agents"),
         (lambda first, second, third: [1.0], "takes 3 completion arguments, but the team has 2 agents"),
+        (lambda first, scale=2.0: [1.0], "takes 1 completion arguments, but the team has 2 agents"),
         (lambda first, second, *, weather: [1.0], "needs the keyword weather"),
+        (lambda prompts, *texts: [1.0], "must take prompts by keyword"),
+        (lambda prompts, first, second, /: [1.0], "must take prompts by keyword"),
         (7, "reward_func must be callable, got 7"),
     ],
 )

@@ -10,8 +10,9 @@ import pytest
 
 import marl_runner
 from marl_runner.advice import advice
-from marl_runner.errors import ConfigError, DataError, MarlRunnerError
+from marl_runner.errors import ConfigError, DataError, MarlRunnerError, RolloutError
 from marl_runner.policies.scripted import ScriptedPolicy
+from marl_runner.rewards.length_ratio import LengthRatio
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.trainers.magrpo import MAGRPOTrainer
 from scripted_team import Recorder, endless, script, trainer_of
@@ -167,6 +168,83 @@ def test_the_team_size_comes_from_the_agents_if_nothing_else_says_it():
 def test_a_contradiction_about_the_team_size_is_an_error(options):
     with pytest.raises(ConfigError, match="the number of agents is contradictory: len"):
         MAGRPOTrainer(agents=[ScriptedPolicy([])], reward_func=by_letter, **options)
+
+
+def test_a_variant_s_trainer_refuses_another_variant_s_mode():
+    with pytest.raises(ConfigError, match="MARLOOTrainer runs advantage_mode=rloo, but args say mean"):
+        trainer_of([endless("a")], by_letter, config(), trainer=marl_runner.MARLOOTrainer)
+
+
+def test_magrpo_s_trainer_runs_any_mode_and_says_which():
+    trainer, _ = trainer_of([endless("a")], by_letter, config(advantage_mode="rloo", advantage_normalization=False))
+    assert trainer.algorithm == "MARLOO"
+
+
+def test_an_iterator_which_could_be_read_only_once_is_refused():
+    with pytest.raises(ConfigError, match="train_dataset is an iterator"):
+        trainer_of([endless("a")], by_letter, config(), rows=iter([{"prompt": "p"}]))
+
+
+def test_a_schedule_that_ends_needs_a_dataset_of_known_length():
+    class Stream:
+        def __iter__(self):
+            return iter([{"prompt": "x"}])
+
+    with pytest.raises(ConfigError, match="lr_scheduler=linear needs a train_dataset of known length"):
+        trainer_of([endless("a")], by_letter, config(lr_scheduler="linear"), rows=Stream())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("agent_devices", 3, "must be a device, a list of devices or null, got 3"),
+        ("agent_devices", ["cpu", 0], "must be a device, a list of devices or null"),
+        ("agent_devices", ["cpu"] * 3, "has 3 entries, needs 1 or num_agents=2"),
+        ("reference_devices", ["cpu"] * 3, "has 3 entries, needs 1 or num_agents=2"),
+    ],
+)
+def test_devices_are_one_for_all_or_one_for_each(field, value, message):
+    with pytest.raises(ConfigError, match=f"{field} {message}"):
+        MAGRPOConfig(**{field: value})
+
+
+def test_a_formatter_that_fails_while_training_ends_the_run_naming_agent_row_and_turn():
+    def once(row):
+        if row["prompt"] != "p":
+            raise KeyError("style")
+        return "p"
+
+    trainer, _ = trainer_of(
+        [endless("a")],
+        by_letter,
+        config(num_turns=2, early_termination_threshold=None),
+        external_transition=lambda prompt: ["next"],
+        formatters=once,
+    )
+    with pytest.raises(RolloutError, match=r"once of agent 0 raised KeyError: 'style' \(task 1\), turn 2"):
+        trainer.train()
+
+
+def test_the_last_evaluation_row_is_named_as_one():
+    with pytest.raises(DataError, match="the prompt of row eval-2 is empty for agent 0"):
+        trainer_of([endless("a")], by_letter, config(), eval_dataset=[{"prompt": "p"}, {"prompt": ""}])
+
+
+def test_columns_a_reward_declares_are_checked_before_training():
+    class NeedsTests:
+        required_fields = ("tests",)
+
+        def __call__(self, texts):
+            return [0.0]
+
+    rows = [{"prompt": "a", "tests": []}, {"prompt": "b"}]
+    with pytest.raises(DataError, match=r"^row 2 has no 'tests', needed by reward NeedsTests"):
+        trainer_of([endless("a")], NeedsTests(), config(), rows=rows)
+
+
+def test_a_team_smaller_than_the_reward_needs_is_refused():
+    with pytest.raises(ConfigError, match=r"LengthRatio needs at least 2 agents, got 1"):
+        trainer_of([endless("a")], LengthRatio(2.0, 3.0), config())
 
 
 def test_missing_arguments_are_named():

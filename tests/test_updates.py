@@ -148,6 +148,7 @@ def test_a_lone_end_token_is_one_scored_token():
 def test_abstained_completions_are_left_out_of_the_mean_over_k():
     stats = update_agent(agent_of(config()), [sample(1, (1.0, None))], config())[0]
     assert stats.loss == pytest.approx(2 * math.log(11))
+    assert stats.tokens == 2
 
 
 def test_the_batch_loss_is_the_weighted_mean_over_samples():

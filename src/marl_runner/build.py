@@ -11,10 +11,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from marl_runner.config import algorithm_name, settings
-from marl_runner.datasets.fields import require_fields
+from marl_runner.config import INSTANTIATE_KEYS, algorithm_name, option_target, settings, typed_values
 from marl_runner.errors import ConfigError, MarlRunnerError
-from marl_runner.hooks import hook_name
 from marl_runner.rewards.processors import RewardProcessor, RewardProcessors
 from marl_runner.trainers.magrpo import (
     MAGRPOTrainer,
@@ -24,26 +22,25 @@ from marl_runner.trainers.magrpo import (
 )
 from marl_runner.types import Splits, Tracker
 
-TRAINERS: dict[str, type[MAGRPOTrainer]] = {
-    "raw": MAREINFORCETrainer,
-    "mean": MAGRPOTrainer,
-    "rloo": MARLOOTrainer,
-    "max": MAReMaxTrainer,
+TRAINERS = {
+    trainer.algorithm: trainer for trainer in (MAREINFORCETrainer, MAGRPOTrainer, MARLOOTrainer, MAReMaxTrainer)
 }
 
 
-def option(node: DictConfig) -> Any:
-    """The object of one config group.
+def option(group: str, cfg: DictConfig) -> Any:
+    """The object of one config group, made of values of their annotated types.
 
     Raises:
-        ConfigError: Its constructor refused a value.
+        ConfigError: A value is of another type, or the constructor refuses it.
     """
+    node = cfg[group]
+    values = typed_values(group, option_target(group, node), node)
     try:
-        return instantiate(node, _convert_="all")
+        return instantiate({**{key: node[key] for key in INSTANTIATE_KEYS if key in node}, **values}, _convert_="all")
     except InstantiationException as error:
         if isinstance(error.__cause__, MarlRunnerError):
             raise error.__cause__ from error
-        raise ConfigError(f"{node._target_} cannot be made: {error.__cause__ or error}") from error
+        raise ConfigError(f"{group}._target_={node._target_} cannot be made: {error.__cause__ or error}") from error
 
 
 def build_processor(cfg: DictConfig) -> RewardProcessor:
@@ -53,30 +50,16 @@ def build_processor(cfg: DictConfig) -> RewardProcessor:
     return lambda reward: shift(scale(reward))
 
 
-def build_dataset(cfg: DictConfig, reward: Any) -> Splits:
-    """Loads the rows, and checks that they have the columns the reward declares as `required_fields`.
-
-    Raises:
-        DataError: Naming the file, row or column.
-    """
-    splits: Splits = option(cfg.dataset)()
-    if "required_fields" in dir(reward):
-        why = f"needed by reward {hook_name(reward)}"
-        for name, rows in (("training rows", splits.train), ("evaluation rows", splits.eval)):
-            require_fields(rows, reward.required_fields, source=name, why=why)
-    return splits
-
-
 def build_trainer(cfg: DictConfig, tracker: Tracker) -> MAGRPOTrainer:
     """Builds everything a run needs; rows, hooks and prompts are checked before weights are loaded.
 
     Raises:
         ConfigError, DataError: Nothing was trained.
     """
-    reward = option(cfg.reward)
-    splits = build_dataset(cfg, reward)
-    source = option(cfg.agents)(seed=cfg.seed)
-    trainer = TRAINERS[algorithm_name(cfg)]
+    reward = option("reward", cfg)
+    splits: Splits = option("dataset", cfg)()
+    source = option("agents", cfg)(seed=cfg.seed)
+    trainer = TRAINERS.get(algorithm_name(cfg), MAGRPOTrainer)
     return trainer(
         agents=source.agents,
         tokenizer=source.tokenizer,
@@ -86,7 +69,7 @@ def build_trainer(cfg: DictConfig, tracker: Tracker) -> MAGRPOTrainer:
         eval_dataset=splits.eval,
         reward_func=reward,
         reward_processor=build_processor(cfg),
-        external_transition=option(cfg.transition),
+        external_transition=option("transition", cfg),
         args=settings(cfg),
         tracker=tracker,
     )

@@ -10,6 +10,9 @@ import logging
 import os
 import signal
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -20,17 +23,19 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from marl_runner.config import check
-from marl_runner.errors import ConfigError, DataError, MarlRunnerError
+from marl_runner.errors import ConfigError, DataError, MarlRunnerError, RunFolderError
 from marl_runner.explain import explain
 from marl_runner.schema import conf_dir, register_schema
 
 FAILED_EXIT = 1
 CONFIG_EXIT = 2
 FULL_ERROR = "HYDRA_FULL_ERROR"
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-log = logging.getLogger("marl_runner")
+advice_log = logging.getLogger("marl_runner.advice")
 
 
 class Stopped(BaseException):
@@ -39,6 +44,14 @@ class Stopped(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
+
+
+class Failed(BaseException):
+    """A single run ended by `error`; not an Exception, to which Hydra would add a line of its own."""
+
+    def __init__(self, error: MarlRunnerError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def main() -> NoReturn:
@@ -50,46 +63,89 @@ def command() -> int:
     """Runs the command line and returns the exit code; HYDRA_FULL_ERROR=1 keeps the whole trace."""
     register_schema()
     wants_trace = os.environ.get(FULL_ERROR) == "1"
+    with process_state():
+        try:
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+        except Stopped as stopped:
+            print(f"marl-train: stopped by {stopped}", file=sys.stderr)
+            return stopped.exit_code
+        except Failed as failed:
+            failure: Exception = failed.error
+        except (MarlRunnerError, HydraException, OmegaConfBaseException) as error:
+            failure = error
+        except BrokenPipeError:
+            # Whoever read the output has gone, as in `marl-train --help | head`; nobody is left to tell.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        except (ValueError, OSError, YAMLError) as error:
+            # What Hydra lets through of a wrong argument or an unreadable file; in a run they are a fault.
+            if began(error):
+                raise
+            failure = error
+        else:
+            return 0
+    if wants_trace:
+        raise failure
+    print(f"marl-train: {explain(failure, sys.argv[1:])}", file=sys.stderr)
+    refused = isinstance(failure, (ConfigError, DataError, RunFolderError))
+    nothing_trained = refused or not isinstance(failure, MarlRunnerError)
+    return CONFIG_EXIT if nothing_trained else FAILED_EXIT
+
+
+@contextmanager
+def process_state() -> Iterator[None]:
+    """Sets what the whole process shares while a command runs, and puts it back."""
+    handlers = {number: signal.signal(number, stop) for number in SIGNALS}
+    full_error = os.environ.get(FULL_ERROR)
     # With the variable set Hydra raises instead of printing a page and exiting with 1, whatever went wrong.
     os.environ[FULL_ERROR] = "1"
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    level = advice_log.level
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
-    except Stopped as stopped:
-        print(f"marl-train: stopped by {stopped}", file=sys.stderr)
-        return stopped.exit_code
-    except (ConfigError, DataError, HydraException, OmegaConfBaseException) as error:
-        if wants_trace:
-            raise
-        print(f"marl-train: {explain(error)}", file=sys.stderr)
-        return CONFIG_EXIT
-    except MarlRunnerError as error:
-        if wants_trace:
-            raise
-        print(f"marl-train: {explain(error)}", file=sys.stderr)
-        return FAILED_EXIT
-    return 0
+        yield
+    finally:
+        advice_log.setLevel(level)
+        if full_error is None:
+            del os.environ[FULL_ERROR]
+        else:
+            os.environ[FULL_ERROR] = full_error
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def stop(number: int, frame: FrameType | None) -> None:
     """Signal handler; a second signal ends the process at once."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for known in SIGNALS:
+        signal.signal(known, signal.SIG_DFL)
     raise Stopped(number)
+
+
+def began(error: BaseException) -> bool:
+    """Whether an error comes from inside a run, not from composing its configuration."""
+    return any(frame.f_code is task.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def task(cfg: DictConfig) -> float | None:
     """One run, or one job of a sweep: returns the objective, for sweepers that optimise it."""
-    check(cfg)
-    if cfg.dry_run:
-        from marl_runner.plan import print_plan
+    hydra_config = HydraConfig.get()
+    is_sweep = hydra_config.mode == RunMode.MULTIRUN
+    try:
+        check(cfg)
+        if cfg.dry_run:
+            from marl_runner.plan import print_plan
 
-        print_plan(cfg)
-        return None
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        # The gate has given every warning of a sweep once, before its first job.
-        logging.getLogger("marl_runner.advice").setLevel(logging.ERROR)
-    from marl_runner.run import run
+            print_plan(cfg)
+            return None
+        if is_sweep:
+            # The gate has given every warning of a sweep once, before its first job.
+            advice_log.setLevel(logging.ERROR)
+        from marl_runner.run import run
 
-    return run(cfg, Path(HydraConfig.get().runtime.output_dir))
+        return run(cfg, Path(hydra_config.runtime.output_dir))
+    except MarlRunnerError as error:
+        if is_sweep:
+            raise  # to Hydra, which goes on with the other jobs
+        raise Failed(error) from error
+    except SystemExit as error:
+        # Left alone, exit(0) in a user's function would end a half-trained run with the code of a finished one.
+        called = MarlRunnerError(f"something in the run called exit({error.code})")
+        raise called if is_sweep else Failed(called) from error

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
-import typing
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pydoc import ErrorDuringImport, locate
 from typing import Any
 
-from hydra.utils import get_object
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from marl_runner.advantage_modes import ADVANTAGE_MODES
-from marl_runner.advice import advice
-from marl_runner.errors import ConfigError
-from marl_runner.schema import OPTION_GROUPS, RewardProcessorSchema, RunSchema, TrainerSchema
-from marl_runner.settings import MAGRPOConfig
+from marl_runner.advice import advice, mode_name
+from marl_runner.errors import ConfigError, MarlRunnerError
+from marl_runner.hooks import check_source, path_hint
+from marl_runner.schema import (
+    OPTION_GROUPS,
+    SET_ELSEWHERE,
+    RewardProcessorSchema,
+    RunSchema,
+    TrainerSchema,
+    described,
+    entry_type,
+    option_keys,
+    shown,
+)
+from marl_runner.settings import ALGORITHMS, MAGRPOConfig
+from marl_runner.types import DeclaresRange, DeclaresTeam
 
-KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "String": "text"}
+INSTANTIATE_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
+"""Keys of a group that are read by hydra.utils.instantiate; the others are the option's own."""
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check(cfg: DictConfig) -> None:
@@ -32,17 +43,20 @@ def check(cfg: DictConfig) -> None:
     check_names(cfg)
     options = {group: check_option(group, cfg[group]) for group in OPTION_GROUPS}
     config = settings(cfg)
-    agents, reward = options["agents"], options["reward"]
+    reward = options["reward"]
+    reward_bounds(cfg, reward)
+    for group in ("reward", "transition"):
+        if option_name(cfg[group]) == f"python_{group}":
+            check_source(str(cfg[group].function), f"{group}.function")
     if config.num_turns > 1 and option_name(cfg.transition) == "no_transition":
         raise ConfigError(
             f"trainer.num_turns={config.num_turns} needs a transition: add transition=revise or transition=python"
         )
     if config.num_turns == 1 and option_name(cfg.transition) != "no_transition":
         raise ConfigError("a transition is chosen, but trainer.num_turns=1 never uses it: set trainer.num_turns=2")
-    least = vars(type(reward)).get("min_agents", 1)
-    if agents is not None and agents.num_agents < least:
+    if isinstance(reward, DeclaresTeam) and config.num_agents < reward.min_agents:
         raise ConfigError(
-            f"reward={cfg.reward._target_.split('.')[-2]} needs agents.num_agents >= {least}, got {agents.num_agents}"
+            f"reward {option_name(cfg.reward)} needs agents.num_agents >= {reward.min_agents}, got {config.num_agents}"
         )
     if config.parallel_training == "mp" and isinstance(config.agent_devices, list):
         count = len(config.agent_devices)
@@ -68,6 +82,9 @@ def check_names(cfg: DictConfig) -> None:
             key = f"{prefix}{name!s}"
             if key not in valid and key != "hydra":
                 raise ConfigError(unknown_key(key, valid))
+    for key in ("dry_run", "save_models"):
+        if not isinstance(cfg[key], bool):
+            raise ConfigError(wrong_value(key, shown(cfg[key]), bool))
 
 
 def settings(cfg: DictConfig) -> MAGRPOConfig:
@@ -84,8 +101,8 @@ def settings(cfg: DictConfig) -> MAGRPOConfig:
             **named,
             num_agents=cfg.agents.num_agents,
             seed=cfg.seed,
-            advantage_mode=mode_of(cfg.advantage_mode),
-            joint_mode=mode_of(cfg.joint_mode),
+            advantage_mode=mode_of("advantage_mode", cfg),
+            joint_mode=mode_of("joint_mode", cfg),
         )
     except ConfigError as error:
         field = str(error).split()[0].split("=")[0]
@@ -93,16 +110,25 @@ def settings(cfg: DictConfig) -> MAGRPOConfig:
         raise ConfigError(f"{prefix}{error}") from error
 
 
-def mode_of(node: DictConfig) -> Any:
-    """The mode object of an advantage_mode or joint_mode group."""
-    target: Callable[..., Any] = get_object(node._target_)
-    return target(**{str(key): value for key, value in node.items() if key != "_target_"})
+def mode_of(group: str, cfg: DictConfig) -> Any:
+    """The mode object of the advantage_mode or joint_mode group.
+
+    Raises:
+        ConfigError: It has no name, which messages and files need.
+    """
+    target = option_target(group, cfg[group])
+    mode = constructed(group, target, typed_values(group, target, cfg[group]))
+    try:
+        mode_name(mode)
+    except AttributeError as error:
+        raise ConfigError(f"{group}._target_={cfg[group]._target_} needs a `name`, as every mode has") from error
+    return mode
 
 
 def algorithm_name(cfg: DictConfig) -> str:
-    """The advantage mode's name, which chooses the algorithm: raw, mean, rloo, max, or a user's own."""
-    name: str = mode_of(cfg.advantage_mode).name
-    return name if name in ADVANTAGE_MODES else "mean"
+    """The algorithm that the advantage mode makes; a mode of the user's own goes by its own name."""
+    name = mode_name(mode_of("advantage_mode", cfg))
+    return ALGORITHMS.get(name, name)
 
 
 def option_name(node: DictConfig) -> str:
@@ -115,59 +141,120 @@ def check_option(group: str, node: Any) -> Any:
     """Checks one group's keys and types against the class or function it names.
 
     Returns:
-        The option itself where it is a dataclass, whose constructor checks the ranges; None for a function,
-        which may import the user's code and is called when the run is built.
+        The option itself where it is a dataclass, whose constructor checks the ranges; None for any other,
+        which may import the user's code and is made when the run is built.
 
     Raises:
         ConfigError: The group names no class, the class cannot be imported, or a key or type is wrong.
     """
-    if not OmegaConf.is_dict(node) or "_target_" not in node:
+    target = option_target(group, node)
+    values = typed_values(group, target, node)
+    holds_others = any("_target_" in value for value in values.values() if isinstance(value, dict))
+    if dataclasses.is_dataclass(target) and not holds_others and not node.get("_partial_"):
+        return constructed(group, target, values)
+    return None
+
+
+def constructed(group: str, target: Any, values: Mapping[str, Any]) -> Any:
+    """What the option's class makes of its values.
+
+    Raises:
+        ConfigError: The constructor refuses a value.
+    """
+    try:
+        return target(**values)
+    except MarlRunnerError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{group}: {target.__qualname__} refuses these values: {error}") from error
+
+
+def option_target(group: str, node: Any) -> Any:
+    """The class or function that a group names.
+
+    Raises:
+        ConfigError: It names none, or one that cannot be imported or called.
+    """
+    if not OmegaConf.is_dict(node) or not isinstance(node.get("_target_"), str):
         raise ConfigError(f"{group} names no class: choose an option ({group}=…) or give {group}._target_")
     try:
-        target: Any = get_object(node._target_)
-    except Exception as error:
-        raise ConfigError(f"{group}._target_={node._target_} cannot be imported: {error}") from error
-    option: Callable[..., Any] = target
-    values = {str(key): node._get_node(key) for key in node if key != "_target_"}
-    parameters = inspect.signature(target).parameters
-    for key in values:
-        if key not in parameters:
-            raise ConfigError(unknown_key(f"{group}.{key}", [f"{group}.{name}" for name in parameters]))
-    for name, parameter in parameters.items():
-        absent = name not in values and parameter.default is inspect.Parameter.empty
-        if absent or (name in values and OmegaConf.is_missing(node, name)):
-            raise ConfigError(f"{group}.{name} has no value: give {group}.{name}=…")
-    if not dataclasses.is_dataclass(target):
-        return None
-    return option(**typed_values(group, target, node))
+        target = locate(node._target_)
+    except ErrorDuringImport as error:
+        raise ConfigError(f"{group}._target_={node._target_}: {error}") from error
+    if target is None:
+        hint = path_hint(node._target_)
+        raise ConfigError(f"{group}._target_={node._target_}: there is no such class or function{hint}")
+    if not callable(target):
+        raise ConfigError(f"{group}._target_={node._target_} is neither a class nor a function")
+    return target
 
 
 def typed_values(group: str, target: Any, node: DictConfig) -> dict[str, Any]:
-    """The values of a group, converted to the types of the dataclass's fields.
+    """The option's own values in a group, converted to the annotated types of what `target` takes.
 
     Raises:
-        ConfigError: A value of another type.
+        ConfigError: A key that `target` does not take, one that it needs, or a value of another type.
     """
-    types = typing.get_type_hints(target)
-    schema = dataclasses.make_dataclass(
-        group,
-        [(field.name, types[field.name], dataclasses.field(default=MISSING)) for field in dataclasses.fields(target)],
-    )
+    parameters = parameters_of(target)
+    named = {name: parameter for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    keys = [str(key) for key in node if key not in INSTANTIATE_KEYS]
+    for key in keys:
+        if key not in named and not takes_all:
+            raise ConfigError(unknown_key(f"{group}.{key}", [f"{group}.{name}" for name in named]))
+    needed = [name for name, parameter in named.items() if parameter.default is inspect.Parameter.empty]
+    for name in keys if node.get("_partial_") or "_args_" in node else [*keys, *needed]:
+        if name not in keys or OmegaConf.is_missing(node, name):
+            raise ConfigError(f"{group}.{name} has no value: give {group}.{name}=…")
+    plain = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(plain, dict)
+    kinds = {name: parameter.annotation for name, parameter in named.items()}
+    return {key: typed(f"{group}.{key}", plain[key], kinds.get(key, Any)) for key in keys}
+
+
+def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
+    """What a class or function takes, with annotations as types; as Any where they cannot be read."""
     try:
-        plain = OmegaConf.to_container(node, resolve=True)
-        assert isinstance(plain, dict)
-        bare = {key: value for key, value in plain.items() if key != "_target_"}
-        typed = OmegaConf.merge(OmegaConf.structured(schema), bare)
-        values = OmegaConf.to_container(typed)
+        return inspect.signature(target, eval_str=True).parameters
+    except NameError:
+        # Names imported for the type checker only.
+        unread = inspect.signature(target).parameters
+        return {name: parameter.replace(annotation=Any) for name, parameter in unread.items()}
+
+
+def typed(key: str, value: Any, kind: Any) -> Any:
+    """A value converted to an annotated type; as it is where OmegaConf does not know the type (Literal, Callable).
+
+    Raises:
+        ConfigError: The value is of another type; naming the entry of a list or mapping that is.
+    """
+    try:
+        slot = OmegaConf.structured(
+            dataclasses.make_dataclass("Slot", [("value", kind, dataclasses.field(default=MISSING))])
+        )
+    except OmegaConfBaseException:
+        return value
+    if kind is bool and not isinstance(value, (bool, str)):
+        raise ConfigError(wrong_value(key, shown(value), bool))
+    try:
+        slot.value = value
     except OmegaConfBaseException as error:
-        value = OmegaConf.select(node, str(error.full_key))
-        raise ConfigError(wrong_value(f"{group}.{error.full_key}", str(value), str(error))) from error
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+        place = str(error.full_key).removeprefix("value")
+        wrong = value if not place else OmegaConf.select(OmegaConf.create({"value": value}), str(error.full_key))
+        raise ConfigError(wrong_value(f"{key}{place}", shown(wrong), entry_type(kind) if place else kind)) from error
+    converted = OmegaConf.to_container(slot)
+    assert isinstance(converted, dict)
+    return converted["value"]
 
 
-def unknown_key(key: str, known: list[str]) -> str:
-    """One sentence for a key that is not there, with the nearest that is."""
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """One sentence for a key that is not there: where it belongs, or the nearest that is there."""
+    group, _, name = key.partition(".")
+    if group == "trainer" and name in SET_ELSEWHERE:
+        return f"trainer.{name} is set as {SET_ELSEWHERE[name]}=…"
+    owners = option_keys().get(key, ())
+    if owners:
+        return f"{key} belongs to {group}={' or '.join(owners)}: add {group}={owners[0]}"
     near = get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"; nearest: {near[0]}" if near else ""
     if len(known) <= 12:
@@ -175,21 +262,27 @@ def unknown_key(key: str, known: list[str]) -> str:
     return f"unknown key {key}{hint}"
 
 
-def wrong_value(key: str, value: str, reason: str) -> str:
-    """One sentence for a value of the wrong type, from the value and OmegaConf's reason."""
-    key = key.lstrip("+~")
-    kind = re.search(r"could not be converted to (\w+)", reason)
-    if kind:
-        return f"{key} must be {KINDS.get(kind[1], kind[1])}, got {value or 'nothing'}"
-    if "optional" in reason.lower():
-        return f"{key} needs a value, got null"
-    return f"{key}={value}: {reason.strip().splitlines()[0]}"
+def wrong_value(key: str, value: str, kind: Any) -> str:
+    """One sentence for a value of another type than the key's."""
+    return f"{key} must be {described(kind)}, got {value}"
+
+
+def reward_bounds(cfg: DictConfig, reward: Any) -> tuple[float, float] | None:
+    """The least and greatest value that a reward declares, by itself or as `reward.reward_range`.
+
+    Raises:
+        ConfigError: They are not two ordered numbers.
+    """
+    declared = reward.reward_range if isinstance(reward, DeclaresRange) else cfg.reward.get("reward_range")
+    if declared is None:
+        return None
+    if len(declared) != 2 or not declared[0] <= declared[1]:
+        raise ConfigError(f"reward.reward_range must be [least, greatest], got {shown(list(declared))}")
+    return float(declared[0]), float(declared[1])
 
 
 def start_advice(cfg: DictConfig) -> list[str]:
     """The warnings for a composed configuration, without building anything."""
-    reward = check_option("reward", cfg.reward)
+    bounds = reward_bounds(cfg, check_option("reward", cfg.reward))
     scale, shift = cfg.reward_processor.scale, cfg.reward_processor.shift
-    declared = reward.reward_range if "reward_range" in dir(reward) else cfg.reward.get("reward_range")
-    bounds = None if declared is None else (float(declared[0]), float(declared[1]))
     return advice(settings(cfg), bounds, lambda value: value * scale + shift)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from marl_runner.settings import MAGRPOConfig
+from marl_runner.settings import COMPAT, MAGRPOConfig
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,18 @@ def tree_counts(config: MAGRPOConfig, num_joint_actions: int) -> TreeCounts:
 
 def max_updates(config: MAGRPOConfig, nodes_per_task: int, num_tasks: int) -> int:
     """Optimiser steps of one agent over a whole run of full trees: full buffers, and the flush of each epoch."""
-    size = config.train_batch_size or config.rollout_buffer_size
     full, rest = divmod(nodes_per_task * num_tasks, config.rollout_buffer_size)
-    per_epoch = full * -(-config.rollout_buffer_size // size) + -(-rest // size)
+    per_epoch = full * max_steps(config, config.rollout_buffer_size) + max_steps(config, rest)
     return per_epoch * config.num_train_epochs
+
+
+def max_steps(config: MAGRPOConfig, num_samples: int) -> int:
+    """Optimiser steps of one drained buffer; compat cuts it turn by turn, which leaves more unfilled minibatches."""
+    if num_samples == 0:
+        return 0
+    size = config.train_batch_size or config.rollout_buffer_size
+    unfilled = min(config.num_turns, num_samples) - 1 if config.compat == COMPAT else 0
+    return min(num_samples, -(-num_samples // size) + unfilled)
 
 
 def num_evaluations(config: MAGRPOConfig, num_tasks: int) -> int:

@@ -5,10 +5,12 @@ For one agent at one node: joint-mode credit → minus the reference penalty →
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import mean, pstdev
 
+from marl_runner.errors import NumericalError
 from marl_runner.types import AdvantageMode, Completion, JointMode, Node, Sample
 
 STD_FLOOR = 1e-6
@@ -22,7 +24,7 @@ class CreditRules:
         joint_mode: Credits joint returns to completions.
         advantage_mode: The baseline.
         normalize: Centre and divide by the population standard deviation after the baseline.
-        reference_kl_coef: Weight of the reference penalty; 0 when no reference is used.
+        reference_kl_coef: Weight of the reference penalty, where one was measured.
         objective_weighting: Weigh each node by 1 / (nodes a full tree has at its turn).
     """
 
@@ -37,11 +39,11 @@ def normalize(advantages_K: Sequence[float]) -> list[float]:
     """(A_k - mean(A)) / max(std(A), 1e-6), with the POPULATION standard deviation.
 
     Re-centring makes all four advantage modes equal up to the floor. Both moments are computed in exact
-    arithmetic, so returns of 1e300 do not overflow.
+    arithmetic, so that equal values give exactly 0 and values of 1e300 do not overflow.
     """
-    mean = fmean(advantages_K)
+    centre = mean(advantages_K)
     std = max(pstdev(advantages_K), STD_FLOOR)
-    return [(value - mean) / std for value in advantages_K]
+    return [(value - centre) / std for value in advantages_K]
 
 
 def penalized(
@@ -66,13 +68,28 @@ def advantages(returns_K: Sequence[float | None], rules: CreditRules) -> list[fl
     return [None if value is None else next(queue) for value in returns_K]
 
 
+def require_finite(values: Sequence[float | None], what: str) -> None:
+    """Raises NumericalError if a value that is there is NaN or infinite."""
+    for value in values:
+        if value is not None and not math.isfinite(value):
+            raise NumericalError(f"{what} is {value}: check the reward's scale and the reference")
+
+
 def credit_node(node: Node, rules: CreditRules) -> tuple[Sample, ...]:
-    """One Sample per agent of one node whose returns are filled."""
+    """One Sample per agent of one node whose returns are filled.
+
+    Raises:
+        NumericalError: A credited return, with its penalty, or an advantage is not finite.
+    """
     index_J = [action.index_N for action in node.joint_actions_J]
     samples = []
     for agent, completions_K in enumerate(node.completions_N_K):
         returns_K = rules.joint_mode.credit(index_J, node.returns_J, agent, len(completions_K))
-        advantages_K = advantages(penalized(returns_K, completions_K, rules.reference_kl_coef), rules)
+        where = f"agent {agent}, turn {node.turn + 1}, env_step {node.env_step}"
+        penalized_K = penalized(returns_K, completions_K, rules.reference_kl_coef)
+        require_finite(penalized_K, f"a return with its reference penalty ({where})")
+        advantages_K = advantages(penalized_K, rules)
+        require_finite(advantages_K, f"an advantage ({where})")
         siblings = len(index_J) ** node.turn if rules.objective_weighting else 1
         samples.append(
             Sample(

@@ -34,4 +34,4 @@ class NumericalError(MarlRunnerError, ArithmeticError):
 
 
 class RunFolderError(MarlRunnerError, FileExistsError):
-    """The run folder belongs to another live run, or already holds a finished one."""
+    """The run folder belongs to another live run, or already holds an earlier one; nothing was trained."""

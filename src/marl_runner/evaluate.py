@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from marl_runner.errors import ConfigError
 from marl_runner.metrics import evaluation_metrics
 from marl_runner.rollout import RolloutEngine
 from marl_runner.sampling import sample_team
-from marl_runner.settings import COMPAT, MAGRPOConfig
+from marl_runner.settings import MAGRPOConfig
 from marl_runner.types import Metrics, Prompt, Task, Turn
 
 EvalLogger = Callable[..., Sequence[Mapping[str, Any]]]
@@ -37,9 +36,6 @@ class Evaluator:
             `agent_completions_turns[agent][task][turn]` is a text.
         eval_aggregator: `eval_aggregator(metrics, num_turns)` → metrics, logged under `eval/`.
         config: The run's settings.
-
-    Raises:
-        ConfigError: Only one of the two callbacks was given.
     """
 
     def __init__(
@@ -50,9 +46,6 @@ class Evaluator:
         eval_aggregator: EvalAggregator | None,
         config: MAGRPOConfig,
     ) -> None:
-        if (eval_logger is None) != (eval_aggregator is None):
-            missing = "eval_aggregator" if eval_aggregator is None else "eval_logger"
-            raise ConfigError(f"eval_logger and eval_aggregator work only together: {missing} is missing")
         self.engine = engine
         self.tasks = tasks
         self.config = config
@@ -75,8 +68,7 @@ class Evaluator:
             paths += self._play(tasks[start : start + self.config.eval_batch_size])
         if not paths:
             return {}
-        discount = 1.0 if self.config.compat == COMPAT else self.config.discount
-        metrics = evaluation_metrics([path.rewards_H for path in paths], discount)
+        metrics = evaluation_metrics([path.rewards_H for path in paths], self.config.applied_discount)
         return {**self._custom(paths), **metrics}
 
     def _play(self, tasks: Sequence[Task]) -> list[EvaluationPath]:

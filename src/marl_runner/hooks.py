@@ -6,12 +6,14 @@ then, and an exception raised by the function is never taken for one.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from marl_runner.errors import ConfigError
@@ -22,9 +24,9 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 def hook_name(function: Callable[..., Any]) -> str:
     """A name for messages: of the function, of what a partial wraps, or of the object's class."""
     inner = function
-    while "func" in dir(inner) and not inspect.isfunction(inner):
-        inner = inner.func  # type: ignore[attr-defined]
-    named = inner if inspect.isroutine(inner) else type(inner)
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    named = inner if inspect.isroutine(inner) and not inspect.ismethoddescriptor(inner) else type(inner)
     return f"{named.__module__}.{named.__qualname__}"
 
 
@@ -61,7 +63,9 @@ def check_names(signature: inspect.Signature, offered: set[str], role: str, name
     unknown = [
         p.name
         for p in signature.parameters.values()
-        if p.default is inspect.Parameter.empty and p.kind not in variadic and p.name not in offered
+        if p.default is inspect.Parameter.empty
+        and p.kind not in variadic
+        and (p.name not in offered or p.kind is inspect.Parameter.POSITIONAL_ONLY)
     ]
     if unknown:
         raise ConfigError(
@@ -79,31 +83,51 @@ def load_function(spec: str, key: str) -> Callable[..., Any]:
     Raises:
         ConfigError: The form is wrong, the file or module cannot be imported, or it has no such callable.
     """
-    source, colon, attribute = spec.rpartition(":")
-    if not colon or not source or not attribute:
-        raise ConfigError(f"{key}={spec}: write path/to/file.py:function or package.module:function")
+    source, attribute = check_source(spec, key)
     try:
-        module = (
-            _load_file(Path(source).expanduser(), key) if source.endswith(".py") else importlib.import_module(source)
-        )
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{key}={spec}: importing {source} raised {type(error).__name__}: {error}") from error
-    names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
-    if attribute not in names:
-        raise ConfigError(f"{key}={spec}: {source} has no function '{attribute}'; it has {', '.join(names) or 'none'}")
-    function: Callable[..., Any] = vars(module)[attribute]
-    return function
+        if source.endswith(".py"):
+            module = _load_file(Path(source).expanduser().resolve())
+        else:
+            module = importlib.import_module(source)
+    except (Exception, SystemExit) as error:
+        hint = path_hint(source) if isinstance(error, ModuleNotFoundError) and not source.endswith(".py") else ""
+        reason = f"importing {source} raised {type(error).__name__}: {error}{hint}"
+        raise ConfigError(f"{key}={spec}: {reason}") from error
+    callables: dict[str, Callable[..., Any]] = {name: value for name, value in vars(module).items() if callable(value)}
+    if attribute not in callables:
+        names = ", ".join(sorted(name for name in callables if not name.startswith("_")))
+        raise ConfigError(f"{key}={spec}: {source} has no function '{attribute}'; it has {names or 'none'}")
+    return callables[attribute]
 
 
-def _load_file(path: Path, key: str) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"{key}: no file {path} (looked in {Path.cwd()})")
+def check_source(spec: str, key: str) -> tuple[str, str]:
+    """File or module, and name, of a function's address; nothing is imported.
+
+    Raises:
+        ConfigError: The form is wrong, or there is no such file.
+    """
+    source, _, attribute = spec.rpartition(":")
+    if not source or not attribute:
+        raise ConfigError(f"{key}={spec}: write path/to/file.py:function or package.module:function")
+    if source.endswith(".py") and not Path(source).expanduser().is_file():
+        raise ConfigError(f"{key}={spec}: no file {source} (looked in {Path.cwd()})")
+    return source, attribute
+
+
+def path_hint(address: str) -> str:
+    """For messages: how a module in the working folder is found, which a console script does not look into."""
+    top = address.partition(".")[0]
+    is_here = Path(f"{top}.py").is_file() or Path(top).is_dir()
+    return f"; {top} is in the working folder: set PYTHONPATH=." if is_here and top not in sys.modules else ""
+
+
+@functools.cache
+def _load_file(path: Path) -> ModuleType:
+    # Once for each file, so that a reward and a transition of one file share what it holds.
     name = f"marl_runner_hook_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{key}: {path} is not a Python file")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

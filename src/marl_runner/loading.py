@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from marl_runner.errors import ConfigError
+
+MESSAGE_LENGTH = 300
 
 
 def load_tokenizer(source: str) -> Any:
@@ -51,17 +55,17 @@ def load_model(source: str, dtype: str | torch.dtype | None, attn_implementation
 
 
 def from_pretrained(load: Callable[..., Any], source: str, **options: Any) -> Any:
-    """Calls a transformers loader, with one short message when the source is not there."""
+    """Calls a transformers loader, with one short message when the source is not there or cannot be read."""
     try:
         return load(source, **options)
-    except (OSError, ValueError) as error:
-        if Path(source).is_dir():
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"cannot load {source}: {reason}") from error
-        raise ConfigError(
-            f"model {source} is neither a local folder nor to be had from the hub "
-            f"({type(error).__name__}); check agents.model and the network"
-        ) from error
+    except (OSError, ValueError, ImportError, SafetensorError, UnpicklingError) as error:
+        if isinstance(error, OSError) and not Path(source).exists():
+            raise ConfigError(
+                f"model {source} is neither a local folder nor to be had from the hub "
+                f"({type(error).__name__}); check agents.model and the network"
+            ) from error
+        reason = " ".join(str(error).split())[:MESSAGE_LENGTH] or type(error).__name__
+        raise ConfigError(f"cannot load {source}: {reason}") from error
 
 
 def fit_embeddings(model: Any, tokenizer: Any, special_tokens: dict[str, str] | None, seed: int, name: str) -> None:
@@ -73,26 +77,30 @@ def fit_embeddings(model: Any, tokenizer: Any, special_tokens: dict[str, str] | 
         ConfigError: With both numbers.
     """
     rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) <= rows:
-        return
     if not special_tokens:
+        check_vocabulary(tokenizer, rows, name)
+    if rows_needed(tokenizer) > rows:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            # On the CPU, so that the new rows are the same on every machine and no CUDA stream is touched.
+            model.cpu().resize_token_embeddings(rows_needed(tokenizer))
+
+
+def check_vocabulary(tokenizer: Any, rows: int, name: str) -> None:
+    """Refuses a tokenizer with a token beyond the `rows` of the embedding table.
+
+    Raises:
+        ConfigError: With both numbers.
+    """
+    if rows_needed(tokenizer) > rows:
         raise ConfigError(
-            f"the tokenizer of {name} has {len(tokenizer)} tokens, but the model's embedding table has {rows} rows; "
-            "name the added tokens in agents.special_tokens to grow the table, or use the matching tokenizer"
+            f"the tokenizer of {name} has {len(tokenizer)} tokens up to id {rows_needed(tokenizer) - 1}, but the "
+            f"model's embedding table has {rows} rows; name the added tokens in agents.special_tokens to grow the "
+            "table, or use the matching tokenizer"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.resize_token_embeddings(len(tokenizer))
 
 
-def model_size(model_config: Any) -> tuple[int, int, int]:
-    """Parameters, vocabulary and cached numbers per token of a model, from its configuration alone."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config)
-    text = model_config.get_text_config().to_dict()
-    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
-    head_size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return num_parameters, text["vocab_size"], 2 * text["num_hidden_layers"] * heads * head_size
+def rows_needed(tokenizer: Any) -> int:
+    """One more than the greatest token id, which is not the number of tokens where ids are left out."""
+    greatest: int = max(tokenizer.get_vocab().values())
+    return greatest + 1

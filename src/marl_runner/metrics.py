@@ -59,13 +59,12 @@ class TrainWindow:
                 if completion.reference_kl is not None:
                     self._values[f"{name}/kl_mean"].append(completion.reference_kl)
 
-    def close(self) -> Metrics:
-        """Means of everything added since the last call, which starts a new window."""
+    def metrics(self) -> Metrics:
+        """Means of everything added."""
         metrics = {name: fmean(values) for name, values in sorted(self._values.items())}
         metrics["reward/abstained"] = float(self._abstained)
         metrics["time/rollout_s"] = self._rollout_s
         metrics["throughput/generated_tokens_per_s"] = self._generated_tokens / max(self._rollout_s, 1e-9)
-        TrainWindow.__init__(self)
         return metrics
 
 

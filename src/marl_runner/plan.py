@@ -9,12 +9,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from marl_runner.advice import advice
 from marl_runner.agents.source import AgentSize
-from marl_runner.build import TRAINERS, build_dataset, option
-from marl_runner.config import algorithm_name, settings, start_advice
+from marl_runner.build import build_processor, option
+from marl_runner.config import algorithm_name, settings
 from marl_runner.counts import TreeCounts, max_updates, num_evaluations, tree_counts
+from marl_runner.rewards.call import RewardCaller
 from marl_runner.settings import MAGRPOConfig
-from marl_runner.types import JointMode
+from marl_runner.trainers.checks import check_fields, reward_range
+from marl_runner.trainers.tasks import tasks_of
+from marl_runner.transitions.call import TransitionCaller
+from marl_runner.types import JointMode, Splits
 
 GIB = 2**30
 
@@ -26,23 +31,30 @@ def print_plan(cfg: DictConfig) -> None:
         ConfigError, DataError: What would stop the run before it trains.
     """
     config = settings(cfg)
-    splits = build_dataset(cfg, option(cfg.reward))
-    sizes: list[AgentSize] = option(cfg.agents).sizes()
+    reward = option("reward", cfg)
+    RewardCaller(reward, config.num_agents)
+    transition = option("transition", cfg)
+    if transition is not None:
+        TransitionCaller(transition, config.num_agents)
+    splits: Splits = option("dataset", cfg)()
+    check_fields([*tasks_of(splits.train), *tasks_of(splits.eval, name="eval-")], reward)
+    sizes: list[AgentSize] = option("agents", cfg).sizes()
     joint_mode: JointMode = config.joint_mode
     num_joint_actions = len(joint_mode.index(config.num_agents, config.num_generations))
     counts = tree_counts(config, num_joint_actions)
     console = Console(highlight=False)
     console.print(
         Text(
-            f"{TRAINERS[algorithm_name(cfg)].algorithm}: {config.num_agents} agents, {config.num_turns} turns, "
+            f"{algorithm_name(cfg)}: {config.num_agents} agents, {config.num_turns} turns, "
             f"joint_mode {joint_mode.name}, K={config.num_generations}, J={num_joint_actions}; "
             f"{len(splits.train)} training tasks, {len(splits.eval)} to evaluate, {config.num_train_epochs} epochs"
-        )
+        ),
+        soft_wrap=True,
     )
     console.print(agents_table(sizes, config))
     console.print(work_table(config, counts, len(splits.train), len(splits.eval)))
-    for warning in start_advice(cfg):
-        console.print(Text(f"WARNING  {warning}"))
+    for warning in advice(config, reward_range(reward), build_processor(cfg)):
+        console.print(Text(f"WARNING  {warning}"), soft_wrap=True)
 
 
 def agents_table(sizes: list[AgentSize], config: MAGRPOConfig) -> Table:
@@ -52,7 +64,8 @@ def agents_table(sizes: list[AgentSize], config: MAGRPOConfig) -> Table:
     for index, size in enumerate(sizes):
         parts = memory_bytes(size, config)
         total += sum(parts)
-        table.add_row(str(index), Path(size.name).name, f"{size.num_parameters:,}", *(gib(part) for part in parts))
+        name = Text(Path(size.name).name)  # as it is: a folder may be called [bold]
+        table.add_row(str(index), name, f"{size.num_parameters:,}", *(gib(part) for part in parts))
     table.caption = f"memory estimate {gib(total)}, prompts not counted; 'batch' is the larger of sampling and update"
     return table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from statistics import fmean
+from statistics import mean
 
 from marl_runner.errors import NumericalError
 from marl_runner.types import Node
@@ -33,7 +33,7 @@ def with_returns(node: Node, discount: float) -> Node:
         if action.reward is None or (child.joint_actions_J and not scored):
             returns_J.append(None)
             continue
-        value = action.reward + discount * (fmean(scored) if scored else 0.0)
+        value = action.reward + discount * (mean(scored) if scored else 0.0)
         if not math.isfinite(value):
             raise NumericalError(f"return of turn {node.turn + 1} is {value}: rewards are too large to add up")
         returns_J.append(value)

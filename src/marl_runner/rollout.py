@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import mean
 
-from marl_runner.errors import RolloutError
+from marl_runner.counts import tree_counts
+from marl_runner.errors import DataError, RolloutError
 from marl_runner.returns import with_returns
 from marl_runner.rewards.call import RewardCaller
 from marl_runner.sampling import fit_prompt, sample_team
-from marl_runner.settings import COMPAT, MAGRPOConfig
+from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import Team
 from marl_runner.transitions.call import TransitionCaller
 from marl_runner.types import Completion, JointAction, JointMode, Node, Prompt, Sampling, Task, Turn
@@ -64,7 +65,7 @@ class RolloutEngine:
         self.num_dropped_prompts = 0
         self._transition = transition
         self._index_J = joint_mode.index(len(team.agents), config.num_generations)
-        self._discount = 1.0 if config.compat == COMPAT else config.discount
+        self.most_work = tree_counts(config, len(self._index_J))
 
     def rollout(self, task: Task, env_step: int) -> Node | None:
         """The scored tree of one task with its returns; None if its first prompt was dropped as overlong.
@@ -86,26 +87,27 @@ class RolloutEngine:
             for node in level:
                 self._score(node, task)
             level = [child for node in level for child in self._expand(node, task) if not child.ended]
-        return with_returns(numbered(root, env_step)[0], self._discount)
+        return with_returns(numbered(root, env_step)[0], self.config.applied_discount)
 
     def first_prompts(self, task: Task) -> tuple[Prompt, ...] | None:
         """What each agent is sent at turn 1, or None if it is dropped."""
-        return self.fitted(tuple(agent.formatter(task) for agent in self.team.agents), f"task {task.uid}, turn 1")
+        return self._fitted(task, [None] * len(self.team.agents), turn=0)
 
     def next_prompts(self, task: Task, history: tuple[Turn, ...]) -> tuple[Prompt, ...] | None:
         """What each agent is sent after `history`, or None if it is dropped."""
         if self._transition is None:
             raise RolloutError("a second turn needs an external_transition")
-        external_N = self._transition(task, history)
-        texts_N = tuple(
-            agent.formatter(task, external) for agent, external in zip(self.team.agents, external_N, strict=True)
-        )
-        return self.fitted(texts_N, f"task {task.uid}, turn {len(history) + 1}")
+        return self._fitted(task, self._transition(task, history), turn=len(history))
 
-    def fitted(self, texts_N: Sequence[str], where: str) -> tuple[Prompt, ...] | None:
-        """Encodes prompts and applies the overlong-prompt rule; None if any agent's must be dropped."""
+    def _fitted(self, task: Task, external_N: Sequence[str | None], turn: int) -> tuple[Prompt, ...] | None:
+        """Formats and encodes prompts under the overlong-prompt rule; None if any agent's must be dropped."""
+        where = f"task {task.uid}, turn {turn + 1}"
         prompts_N = []
-        for agent, text in zip(self.team.agents, texts_N, strict=True):
+        for agent, external in zip(self.team.agents, external_N, strict=True):
+            try:
+                text = agent.formatter(task, external)
+            except DataError as error:
+                raise RolloutError(f"{error}, turn {turn + 1}") from error
             prompt = fit_prompt(agent, text, self.config, where)
             if prompt is None:
                 self.num_dropped_prompts += 1
@@ -146,7 +148,7 @@ class RolloutEngine:
     def _terminates(self, node: OpenNode) -> bool:
         threshold = self.config.early_termination_threshold
         scored = [action.reward for action in node.joint_actions_J if action.reward is not None]
-        return threshold is not None and bool(scored) and fmean(scored) > threshold
+        return threshold is not None and bool(scored) and mean(scored) > threshold
 
 
 def numbered(node: OpenNode, env_step: int) -> tuple[Node, int]:

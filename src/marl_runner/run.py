@@ -15,8 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from transformers.utils.logging import disable_progress_bar
 
 from marl_runner.build import build_trainer, option
-from marl_runner.loop import Counters
+from marl_runner.config import algorithm_name
 from marl_runner.metrics import reward_name
+from marl_runner.reporter import Counters
 from marl_runner.run_folder import RunFolder
 from marl_runner.team import weights_sha256
 from marl_runner.tracking.options import Trackers
@@ -37,7 +38,7 @@ def run(cfg: DictConfig, path: Path) -> float | None:
     with RunFolder(path) as folder:
         OmegaConf.save(cfg, path / "config.yaml", resolve=True)
         plain = OmegaConf.to_container(cfg, resolve=True)
-        tracker = Trackers(option(cfg.tracking)(path, plain, group=sweep_name()))
+        tracker = Trackers(option("tracking", cfg)(path, plain, group=sweep_name()))
         trainer: MAGRPOTrainer | None = None
         try:
             trainer = build_trainer(cfg, tracker)
@@ -46,11 +47,12 @@ def run(cfg: DictConfig, path: Path) -> float | None:
             if cfg.save_models:
                 trainer.save_model(path / "models")
         except BaseException as error:
-            status = "failed" if isinstance(error, Exception) else "preempted"
-            folder.write_summary(status, error, facts(trainer))
+            status = "failed" if isinstance(error, (Exception, SystemExit)) else "preempted"
+            folder.write_summary(status, error, facts(cfg, trainer))
             tracker.close(status)
             raise
-        folder.write_summary("completed", None, facts(trainer))
+        weights = {f"agent_{agent.index}": weights_sha256(agent.policy) for agent in trainer.team.agents}
+        folder.write_summary("completed", None, {**facts(cfg, trainer), "weights_sha256": weights})
         tracker.close("completed")
         return objective(trainer.counters, trainer.args.num_turns)
 
@@ -70,26 +72,33 @@ def objective(counters: Counters, num_turns: int) -> float | None:
     return fmean(rewards[-max(1, len(rewards) // 10) :]) if rewards else None
 
 
-def facts(trainer: MAGRPOTrainer | None) -> dict[str, Any]:
-    """What summary.json holds beside status and error; nothing was built yet when there is no trainer."""
-    command = shlex.join(["marl-train", *sys.argv[1:]])
-    if trainer is None:
-        return {"command": command}
-    counters = trainer.counters
+def command_line() -> str:
+    """What to type for this configuration again: for a job of a sweep, a run of that job alone."""
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return shlex.join(["marl-train", *sys.argv[1:]])
+    folders = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
+    flags = [f"--config-dir={folder}" for folder in folders]
+    return shlex.join(["marl-train", *flags, *hydra.overrides.task])
+
+
+def facts(cfg: DictConfig, trainer: MAGRPOTrainer | None) -> dict[str, Any]:
+    """What summary.json holds of every run; without a trainer, nothing was built yet and all counts are 0."""
+    counters = Counters() if trainer is None else trainer.counters
+    reward = None if trainer is None else trainer.engine.reward
     return {
-        "command": command,
-        "objective": objective(counters, trainer.args.num_turns),
-        "algorithm": trainer.algorithm,
+        "command": command_line(),
+        "objective": objective(counters, cfg.trainer.num_turns),
+        "algorithm": algorithm_name(cfg),
         "counts": {
             "tasks": counters.tasks,
             "dropped_tasks": counters.dropped_tasks,
             "env_steps": counters.env_step,
             "updates": counters.updates,
             "generated_tokens": counters.generated_tokens,
-            "reward_calls": trainer.engine.reward.num_calls,
-            "nonfinite_rewards": trainer.engine.reward.num_nonfinite,
+            "reward_calls": 0 if reward is None else reward.num_calls,
+            "nonfinite_rewards": 0 if reward is None else reward.num_nonfinite,
             "abstained_groups": counters.abstained_groups,
-            "dropped_prompts": trainer.engine.num_dropped_prompts,
+            "dropped_prompts": 0 if trainer is None else trainer.engine.num_dropped_prompts,
         },
-        "weights_sha256": {f"agent_{agent.index}": weights_sha256(agent.policy) for agent in trainer.team.agents},
     }

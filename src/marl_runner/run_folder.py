@@ -23,7 +23,7 @@ class RunFolder:
         path: The folder; made if it is not there.
 
     Raises:
-        RunFolderError: On entering, when another live run owns it or it holds a finished run.
+        RunFolderError: On entering, when another live run owns it or it holds an earlier run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,13 +33,12 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT)
+        self._lock = lock(self.path, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            refuse_used(self.path)
+        except RunFolderError:
             os.close(self._lock)
-            raise RunFolderError(f"another run is at work in {self.path}; choose another hydra.run.dir") from error
-        refuse_finished(self.path)
+            raise
         return self
 
     def __exit__(
@@ -68,11 +67,33 @@ class RunFolder:
         unfinished.replace(self.path / "summary.json")
 
 
-def refuse_finished(path: Path) -> None:
-    """Raises RunFolderError when `path` holds the summary of a completed run."""
-    summary = path / "summary.json"
-    if summary.is_file() and json.loads(summary.read_text())["status"] == "completed":
-        raise RunFolderError(f"{path} holds a finished run; choose another hydra.run.dir, or remove it")
+def lock(path: Path, flags: int) -> int:
+    """Opens the lock file of a run folder and takes it; closing the descriptor, or dying, gives it back.
+
+    Raises:
+        RunFolderError: Another live run has it.
+    """
+    descriptor = os.open(path / "run.lock", flags)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RunFolderError(f"another run is at work in {path}; choose another hydra.run.dir") from error
+    return descriptor
+
+
+def refuse_taken(path: Path) -> None:
+    """Raises RunFolderError when a live run owns `path` or it holds an earlier one; changes nothing."""
+    if (path / "run.lock").is_file():
+        os.close(lock(path, os.O_RDWR))
+    refuse_used(path)
+
+
+def refuse_used(path: Path) -> None:
+    """Raises RunFolderError when `path` holds what an earlier run wrote, with which a new one would mix."""
+    for name in ("summary.json", "metrics.jsonl"):
+        if (path / name).exists():
+            raise RunFolderError(f"{path} holds an earlier run ({name}); choose another hydra.run.dir, or remove it")
 
 
 def versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from marl_runner.errors import RolloutError
+from marl_runner.errors import DataError, RolloutError
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import Agent, Team
 from marl_runner.types import Completion, Prompt, Sampling
@@ -39,9 +39,12 @@ def fit_prompt(agent: Agent, text: str, config: MAGRPOConfig, where: str) -> Pro
         The prompt; cut to its tail, text too, by `overlong_prompt=truncate`; None by `drop`.
 
     Raises:
-        RolloutError: It is too long under `error`, or has no tokens.
+        RolloutError: It is too long under `error`, has no tokens, or cannot be encoded.
     """
-    token_ids = agent.policy.encode(text)
+    try:
+        token_ids = agent.policy.encode(text)
+    except DataError as error:
+        raise RolloutError(f"{where}, agent {agent.index}: {error}") from error
     if not token_ids:
         raise RolloutError(f"the prompt of agent {agent.index} has no tokens at {where}: {text!r}")
     limit = prompt_limit(agent.policy.context_length, config)
@@ -49,7 +52,7 @@ def fit_prompt(agent: Agent, text: str, config: MAGRPOConfig, where: str) -> Pro
         return Prompt(text, token_ids)
     if config.overlong_prompt == "truncate":
         tail = token_ids[-limit:]
-        return Prompt(agent.policy.decode(tail), tail)
+        return Prompt(agent.policy.prompt_text(tail), tail)
     if config.overlong_prompt == "drop":
         return None
     where = f"{where}, agent {agent.index}"
@@ -100,15 +103,16 @@ def with_reference_kl(agent: Agent, prompt: Prompt, completions_K: Sequence[Comp
     """Measures each completion's k3 estimate against the agent's frozen reference, in nats.
 
     Per token exp(Δ) - Δ - 1 with Δ = log π_ref - log π, summed over the completion. Schulman (2020),
-    "Approximating KL divergence".
+    "Approximating KL divergence". In float64 by expm1: the difference of two nearly equal numbers, which float32
+    would round to a negative one.
     """
     assert agent.reference is not None
     measured = []
     for start in range(0, len(completions_K), agent.micro_batch_size):
         part = completions_K[start : start + agent.micro_batch_size]
-        policy = agent.policy.token_log_probs(prompt, part)
+        policy = agent.policy.token_log_probs(prompt, part).double()
         delta = agent.reference.token_log_probs(prompt, part).to(policy) - policy
-        kl_K = (torch.exp(delta) - delta - 1).double().sum(dim=1).tolist()
+        kl_K = (torch.expm1(delta) - delta).sum(dim=1).tolist()
         measured += [
             Completion(completion.text, completion.token_ids, completion.finished, kl)
             for completion, kl in zip(part, kl_K, strict=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ SET_ELSEWHERE = {
 
 def trainer_schema() -> type[Any]:
     """MAGRPOConfig as a plain dataclass that OmegaConf can fill, without the fields set elsewhere."""
-    types = typing.get_type_hints(MAGRPOConfig)
+    kinds = typing.get_type_hints(MAGRPOConfig)
     fields = [
-        (field.name, types[field.name], dataclasses.field(default=field.default))
+        # OmegaConf would read any number as a bool; MAGRPOConfig itself refuses it.
+        (field.name, Any if kinds[field.name] is bool else kinds[field.name], dataclasses.field(default=field.default))
         for field in dataclasses.fields(MAGRPOConfig)
         if field.name not in SET_ELSEWHERE
     ]
@@ -51,8 +54,8 @@ class RunSchema:
     """Keys of `conf/config.yaml`; the groups' own keys are checked against their classes."""
 
     seed: int = MISSING
-    dry_run: bool = MISSING
-    save_models: bool = MISSING
+    dry_run: Any = MISSING  # bools, checked by `check_names`: OmegaConf would read any number as one
+    save_models: Any = MISSING
     reward_processor: RewardProcessorSchema = dataclasses.field(default_factory=RewardProcessorSchema)
     trainer: TrainerSchema = dataclasses.field(default_factory=TrainerSchema)  # type: ignore[valid-type]
     agents: Any = MISSING
@@ -82,3 +85,61 @@ def conf_dir() -> Path:
         if (folder / "config.yaml").is_file():
             return folder
     raise ConfigError(f"no conf folder beside {package}; reinstall marl-runner")
+
+
+@cache
+def option_keys() -> dict[str, tuple[str, ...]]:
+    """Every key of the option groups (`agents.model`), with the options that have it (`pretrained`, `smollm2`)."""
+    keys: dict[str, tuple[str, ...]] = {}
+    for group in OPTION_GROUPS:
+        for path in sorted((conf_dir() / group).glob("*.yaml")):
+            for name in OmegaConf.load(path):
+                if str(name) not in ("defaults", "_target_"):
+                    key = f"{group}.{name!s}"
+                    keys[key] = (*keys.get(key, ()), path.stem)
+    return keys
+
+
+def run_types() -> dict[str, Any]:
+    """The annotated type of every key outside the option groups."""
+    return {
+        f"{prefix}{name}": kind
+        for prefix, schema in (
+            ("", RunSchema),
+            ("trainer.", MAGRPOConfig),
+            ("reward_processor.", RewardProcessorSchema),
+        )
+        for name, kind in typing.get_type_hints(schema).items()
+        if prefix != "trainer." or name not in SET_ELSEWHERE
+    }
+
+
+def described(kind: Any) -> str:
+    """An annotated type in words: "an integer or null"."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(described(part) for part in typing.get_args(kind))
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        list: "a list [a, b]",
+        dict: "a mapping {key: value}",
+        types.NoneType: "null",
+    }
+    return words.get(typing.get_origin(kind) or kind, "a group of keys")
+
+
+def entry_type(kind: Any) -> Any:
+    """The type of the entries of an annotated list or mapping, optional or not."""
+    for part in (kind, *typing.get_args(kind)):
+        if typing.get_origin(part) in (list, dict, tuple):
+            return typing.get_args(part)[-1]
+    return Any
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on the command line, for messages."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return "nothing" if value == "" else str(value)

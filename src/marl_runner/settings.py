@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from marl_runner.joint_modes import JOINT_MODES
 
 JOINT_MODE_ALIASES = {"align": "aligned", "crossed": "cross"}
 COMPAT = "comlrl-1.4"
+ALGORITHMS = {"mean": "MAGRPO", "raw": "MAREINFORCE", "rloo": "MARLOO", "max": "MAReMax"}
+"""Advantage mode → the algorithm it makes; a mode of the user's own goes by its own name."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class MAGRPOConfig:
         mixed_precision: "none", or "bf16" for bfloat16 matrix products.
         node_weighting: "uniform", or "objective" to weigh a node by 1 / (nodes a full tree has at its turn).
         compat: None, or "comlrl-1.4" to reproduce that version's results (last token unscored, one optimiser
-            step per turn, discount ignored).
+            step per turn and minibatch, discount ignored).
         max_rollout_rows: Most completions sampled in one batch, >= num_generations.
         micro_batch_size: Completions of one forward and backward pass of the update, >= 1.
         max_prompt_tokens: Longest prompt, >= 1; None is what the model's context leaves.
@@ -113,6 +114,7 @@ class MAGRPOConfig:
         self._check_integers()
         self._check_numbers()
         self._check_choices()
+        self._check_devices()
         if self.train_batch_size is None:
             object.__setattr__(self, "train_batch_size", self.rollout_buffer_size)
         if self.max_rollout_rows < self.num_generations:
@@ -125,6 +127,24 @@ class MAGRPOConfig:
                 "parallel_training=mp needs agent_devices: one device, one per agent, or auto "
                 f'(agent_devices=["cpu","cpu"] for {self.num_agents} agents on the CPU)'
             )
+
+    @property
+    def applied_discount(self) -> float:
+        """`discount`, which compat ignores as comlrl 1.4 does."""
+        return 1.0 if self.compat == COMPAT else self.discount
+
+    def _check_devices(self) -> None:
+        for name in ("agent_devices", "reference_devices"):
+            value = vars(self)[name]
+            entries = [value] if isinstance(value, str) else value
+            if entries is None:
+                continue
+            if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
+                raise ConfigError(f"{name} must be a device, a list of devices or null, got {value}")
+            if len(entries) not in (1, self.num_agents):
+                raise ConfigError(
+                    f"{name} has {len(entries)} entries, needs 1 or num_agents={self.num_agents}: {value}"
+                )
 
     def _check_integers(self) -> None:
         for name, least, optional in (
@@ -233,8 +253,3 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     near = get_close_matches(str(value), choices, n=1)
     hint = f"; nearest: {near[0]}" if near else ""
     raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
-
-
-def setting_names() -> set[str]:
-    """The names of all fields of MAGRPOConfig."""
-    return {field.name for field in dataclasses.fields(MAGRPOConfig)}

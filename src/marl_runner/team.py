@@ -99,9 +99,6 @@ def make_agent(
         config: The run's settings.
         reference_device: Where its reference is put; None for no reference.
         max_updates: Optimiser steps of a run of full trees, for schedules that end; None if unknown.
-
-    Raises:
-        ConfigError: The schedule needs to know how long the dataset is.
     """
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=config.agent_learning_rate, weight_decay=config.weight_decay)
@@ -126,8 +123,6 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: MAGRPOConfig, max_u
     name = config.lr_scheduler
     if name == "constant" and config.warmup_steps:
         name = "constant_with_warmup"
-    if name in ("linear", "cosine") and max_updates is None:
-        raise ConfigError(f"lr_scheduler={name} needs a dataset of known length; use constant")
     return get_scheduler(name, optimizer, num_warmup_steps=config.warmup_steps, num_training_steps=max_updates)
 
 
@@ -180,5 +175,5 @@ def weights_sha256(policy: Policy) -> str:
     for parameter in policy.parameters():
         values = parameter.detach().cpu().contiguous()
         digest.update(f"{values.dtype}{tuple(values.shape)}".encode())
-        digest.update(values.view(torch.uint8).numpy().tobytes())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -2,14 +2,14 @@
 
 Axis suffixes, used everywhere: `N` agents, `K` completions of one agent at one node, `J` joint actions at a
 node (K when aligned, K**N when crossed), `H` turns, `T` tokens. `completions_N_K[n][k]` is agent n's
-completion k. Turns count from 0 in code and from 1 in metric names.
+completion k. `P` counts prompts of one batch. Turns count from 0 in code and from 1 in metric names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 Metrics = dict[str, float]
 
@@ -24,7 +24,8 @@ class Task:
     @property
     def prompt(self) -> str:
         """The row's `prompt` column, or "" where the row has none and a formatter builds the text."""
-        return str(self.fields.get("prompt", ""))
+        prompt = self.fields.get("prompt")
+        return "" if prompt is None else str(prompt)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,6 @@ class UpdateStats:
     """One optimiser step of one agent: mean loss, gradient norm before clipping, trained tokens, rate used."""
 
     agent: int
-    env_step: int
     loss: float
     grad_norm: float
     tokens: int
@@ -207,6 +207,30 @@ class JointMode(Protocol):
         agent: int,
         num_generations: int,
     ) -> list[float | None]: ...
+
+
+@runtime_checkable
+class DeclaresRange(Protocol):
+    """A reward that says its least and greatest value, for the warnings at start."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]: ...
+
+
+@runtime_checkable
+class DeclaresFields(Protocol):
+    """A reward that says which dataset columns it reads, checked before a model is loaded."""
+
+    @property
+    def required_fields(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class DeclaresTeam(Protocol):
+    """A reward that says the smallest team it can score."""
+
+    @property
+    def min_agents(self) -> int: ...
 
 
 class Tracker(Protocol):

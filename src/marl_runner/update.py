@@ -52,13 +52,19 @@ def update_step(agent: Agent, batch: Sequence[Sample], config: MAGRPOConfig) -> 
                 "the weights were left as they were: lower the learning rate or the scale of the rewards"
             )
         loss += part
-        tokens += sum(len(completion.token_ids) for completion in sample.completions_K)
+        tokens += trained_tokens(sample)
     grad_norm = clipped_grad_norm(agent, batch, config)
     rate = agent.scheduler.get_last_lr()[0]
     agent.optimizer.step()
     agent.scheduler.step()
     agent.optimizer.zero_grad(set_to_none=True)
-    return UpdateStats(agent.index, max(sample.env_step for sample in batch), loss, grad_norm, tokens, rate)
+    return UpdateStats(agent.index, loss, grad_norm, tokens, rate)
+
+
+def trained_tokens(sample: Sample) -> int:
+    """Tokens of the completions that did not abstain."""
+    pairs = zip(sample.completions_K, sample.advantages_K, strict=True)
+    return sum(len(completion.token_ids) for completion, advantage in pairs if advantage is not None)
 
 
 def backward(agent: Agent, sample: Sample, scale: float, config: MAGRPOConfig) -> float:
@@ -75,10 +81,10 @@ def backward(agent: Agent, sample: Sample, scale: float, config: MAGRPOConfig) -
     total = 0.0
     for start in range(0, len(present), config.micro_batch_size):
         completions, advantages = zip(*present[start : start + config.micro_batch_size], strict=True)
-        log_probs_T = agent.policy.token_log_probs(sample.prompt, completions)
+        log_probs_K_T = agent.policy.token_log_probs(sample.prompt, completions)
         if config.compat == COMPAT:
-            log_probs_T = without_last_token(log_probs_T, completions)
-        log_probs = log_probs_T.sum(dim=1)
+            log_probs_K_T = without_last_token(log_probs_K_T, completions)
+        log_probs = log_probs_K_T.sum(dim=1)
         weights = torch.tensor(advantages, dtype=log_probs.dtype, device=log_probs.device)
         loss = policy_gradient_loss(log_probs, weights) * (scale / len(present))
         value = float(loss.detach())
@@ -89,11 +95,11 @@ def backward(agent: Agent, sample: Sample, scale: float, config: MAGRPOConfig) -
     return total
 
 
-def without_last_token(log_probs_T: torch.Tensor, completions: Sequence[Completion]) -> torch.Tensor:
+def without_last_token(log_probs_K_T: torch.Tensor, completions: Sequence[Completion]) -> torch.Tensor:
     """Drops each completion's last token from the sum, as comlrl 1.4 does."""
-    last = torch.tensor([len(completion.token_ids) - 1 for completion in completions], device=log_probs_T.device)
-    positions = torch.arange(log_probs_T.shape[1], device=log_probs_T.device)
-    return log_probs_T.masked_fill(positions >= last.unsqueeze(1), 0.0)
+    last = torch.tensor([len(completion.token_ids) - 1 for completion in completions], device=log_probs_K_T.device)
+    positions = torch.arange(log_probs_K_T.shape[1], device=log_probs_K_T.device)
+    return log_probs_K_T.masked_fill(positions >= last.unsqueeze(1), 0.0)
 
 
 def clipped_grad_norm(agent: Agent, batch: Sequence[Sample], config: MAGRPOConfig) -> float:

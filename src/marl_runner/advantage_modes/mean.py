@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import mean
 from typing import ClassVar
 
 
@@ -22,5 +22,5 @@ class Mean:
 
     def __call__(self, returns_K: Sequence[float]) -> list[float]:
         """A_k = R_k - mean(R) for any K >= 1; a group of one gets 0."""
-        baseline = fmean(returns_K)
+        baseline = mean(returns_K)
         return [value - baseline for value in returns_K]

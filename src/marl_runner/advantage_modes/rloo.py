@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import mean
 from typing import ClassVar
 
 
@@ -25,5 +25,5 @@ class Rloo:
         K = len(returns_K)
         if K == 1:
             return [0.0]
-        mean = fmean(returns_K)
-        return [K / (K - 1) * (value - mean) for value in returns_K]
+        group_mean = mean(returns_K)
+        return [K / (K - 1) * (value - group_mean) for value in returns_K]

@@ -27,7 +27,8 @@ class Pretrained:
         chat_template: Wrap prompts in the model's chat template.
         system_prompt: System message of the chat; null sends none of ours.
         role_prompts: Text with `{prompt}` for each agent, around the task's prompt; null sends it as it is.
-        special_tokens: Tokens to add, by role (`pad_token: "<pad>"`); the embeddings grow with them.
+        special_tokens: Tokens to add, by role (`pad_token: "<pad>"`); the embeddings grow with
+            them. null adds none.
     """
 
     model: str | None
@@ -38,7 +39,7 @@ class Pretrained:
     chat_template: bool
     system_prompt: str | None
     role_prompts: list[str] | None
-    special_tokens: dict[str, str]
+    special_tokens: dict[str, str] | None
 
     def __post_init__(self) -> None:
         if self.num_agents < 1:
@@ -74,7 +75,7 @@ class Pretrained:
             model_config={
                 "dtype": self.dtype,
                 "attn_implementation": self.attn_implementation,
-                "special_tokens": dict(self.special_tokens),
+                "special_tokens": self.special_tokens,
             },
         )
 
@@ -88,7 +89,8 @@ class Pretrained:
 
     def sizes(self) -> list[AgentSize]:
         """Parameters of each agent, from its configuration alone."""
-        from marl_runner.loading import load_model_config, model_size
+        from marl_runner.loading import load_model_config
+        from marl_runner.policies.model_config import model_size
 
         return [
             AgentSize(source, *model_size(load_model_config(source)), bytes_per_weight=BYTES_PER_WEIGHT[self.dtype])

@@ -54,7 +54,7 @@ class Tiny:
 
     def sizes(self) -> list[AgentSize]:
         """Parameters of each agent, without making it."""
-        from marl_runner.loading import model_size
+        from marl_runner.policies.model_config import model_size
         from marl_runner.policies.tiny import tiny_config
 
         config = tiny_config(self.hidden_size, self.num_layers, self.num_heads, self.context_length)

@@ -33,10 +33,15 @@ def require_fields(
         DataError: `row 2 of data.jsonl has no 'tests', needed by reward code_pair`, for the first such row.
     """
     for number, row in enumerate(rows, start=first_row):
-        for name in fields:
-            problem = _problem(name, row.get(name))
-            if problem:
-                raise DataError(f"row {number} of {source} {problem}, {why}")
+        problem = first_problem(row, fields)
+        if problem:
+            raise DataError(f"row {number} of {source} {problem}, {why}")
+
+
+def first_problem(row: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """What is wrong with the first of `fields` that a row does not carry, such as `has no 'tests'`; "" if none is."""
+    problems = (_problem(name, row.get(name)) for name in fields)
+    return next((problem for problem in problems if problem), "")
 
 
 def _problem(name: str, value: Any) -> str:

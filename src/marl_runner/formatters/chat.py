@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from marl_runner.errors import ConfigError
+from jinja2 import TemplateError
+
+from marl_runner.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,17 @@ class ChatFormatter:
             )
 
     def __call__(self, row: dict[str, Any]) -> str:
-        """The rendered text; it opens with the template's own BOS token, if any."""
+        """The rendered text; it opens with the template's own BOS token, if any.
+
+        Raises:
+            DataError: The template refuses these messages, as some do a system role.
+        """
         messages = [{"role": "user", "content": self.inner(row)}]
         if self.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            way_out = "" if self.system_prompt is None else "; set agents.system_prompt=null"
+            raise DataError(f"the chat template of {self.tokenizer.name_or_path} refuses: {error}{way_out}") from error
         return text

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_runner.errors import ConfigError
+from marl_runner.formatters.call import row_prompt
 
 
 @dataclass(frozen=True)
@@ -24,4 +25,4 @@ class RoleFormatter:
 
     def __call__(self, row: dict[str, Any]) -> str:
         """The text for one row."""
-        return self.template.replace("{prompt}", row["prompt"])
+        return self.template.replace("{prompt}", row_prompt(row))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
+from statistics import mean
 from typing import ClassVar
 
 
@@ -39,5 +39,5 @@ class Cross:
                 for index_N, value in zip(index_J, returns_J, strict=True)
                 if index_N[agent] == k and value is not None
             ]
-            credited.append(fsum(scored) * (num_terms / len(scored)) if scored else None)
+            credited.append(mean(scored) * num_terms if scored else None)
         return credited

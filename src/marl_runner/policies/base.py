@@ -27,7 +27,9 @@ class Policy(Protocol):
         """Token ids of a prompt, with at most one beginning-of-sequence token."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def prompt_text(self, token_ids: Sequence[int]) -> str:
+        """Text of a prompt's token ids: what the model sees."""
+        ...
 
     def generate(
         self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator

@@ -24,6 +24,7 @@ from transformers.generation.logits_process import (
 
 from marl_runner.errors import DataError, RolloutError
 from marl_runner.loss import token_log_probs
+from marl_runner.policies.model_config import context_length
 from marl_runner.types import Completion, Prompt, Sampling
 
 
@@ -58,15 +59,20 @@ class HFPolicy:
 
     @property
     def context_length(self) -> int | None:
-        """`max_position_embeddings` of the model's configuration, if it has one."""
+        """Most tokens of prompt and completion together, from the model's configuration; None for no limit."""
         return context_length(self.model.config)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt; a text that already opens with the BOS token does not get a second one."""
         return encode_prompt(self.tokenizer, text)
 
+    def prompt_text(self, token_ids: Sequence[int]) -> str:
+        """Text of a prompt's token ids, special tokens included: what the model sees."""
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Text of a completion's token ids, special tokens left out."""
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
@@ -166,7 +172,14 @@ class HFPolicy:
 
     def save(self, folder: Path) -> None:
         """Writes model and tokenizer, loadable by `from_pretrained(folder)`."""
-        self.model.save_pretrained(folder)
+        generation_config = self.model.generation_config
+        # transformers refuses to save sampling fields without do_sample; trained weights must not be lost over them.
+        self.model.generation_config = type(generation_config)()
+        try:
+            self.model.save_pretrained(folder)
+        finally:
+            self.model.generation_config = generation_config
+        generation_config.to_json_file(folder / "generation_config.json")
         self.tokenizer.save_pretrained(folder)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -217,9 +230,9 @@ def draw(logits: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 def end_of_sequence_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every id that ends a completion: the tokenizer's, the configuration's and the generation configuration's."""
-    declared = [tokenizer.eos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id]
+    configs = (model.config, model.config.get_text_config(), model.generation_config)
     ids: set[int] = set()
-    for value in declared:
+    for value in (tokenizer.eos_token_id, *(config.to_dict().get("eos_token_id") for config in configs)):
         if isinstance(value, int):
             ids.add(value)
         elif value is not None:
@@ -242,9 +255,3 @@ def encode_prompt(tokenizer: Any, text: str) -> tuple[int, ...]:
         ) from error
     opens_with_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     return tuple(tokenizer(text, add_special_tokens=not opens_with_bos)["input_ids"])
-
-
-def context_length(config: Any) -> int | None:
-    """Most tokens of prompt and completion together, from a model configuration."""
-    length = config.get_text_config().to_dict().get("max_position_embeddings")
-    return None if length is None else int(length)

@@ -44,10 +44,13 @@ class ScriptedPolicy:
         """One token per character, beyond the ids of completions; prompts play no part in the scores."""
         return tuple(self.end_id + 1 + ord(character) for character in text)
 
+    def prompt_text(self, token_ids: Sequence[int]) -> str:
+        """The characters that `encode` made the ids from."""
+        return "".join(chr(token - self.end_id - 1) for token in token_ids)
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids, without the end of sequence."""
-        texts = [*self.alphabet, ""]
-        return "".join(texts[token] if token <= self.end_id else chr(token - self.end_id - 1) for token in token_ids)
+        """Text of a completion's ids, without the end of sequence."""
+        return "".join(self.alphabet[token] for token in token_ids if token != self.end_id)
 
     def generate(
         self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator

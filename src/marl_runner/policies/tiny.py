@@ -28,7 +28,7 @@ def character_tokenizer() -> Any:
 def tiny_model(seed: int, hidden_size: int, num_layers: int, num_heads: int, context_length: int) -> Any:
     """A Llama of `num_layers` layers with random weights; the global random stream is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return LlamaForCausalLM(tiny_config(hidden_size, num_layers, num_heads, context_length))
 
 

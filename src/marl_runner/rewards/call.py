@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from marl_runner.errors import ConfigError, RewardError
 from marl_runner.hooks import POSITIONAL, accepted_context, hook_name, signature_of
 from marl_runner.types import Task
 
 CONTEXT = ("prompts", "batch_items")
+
+
+@runtime_checkable
+class ArrayLike(Protocol):
+    """A tensor, array or scalar of torch, numpy or the like."""
+
+    def tolist(self) -> Any: ...
 
 
 class RewardCaller:
@@ -68,14 +76,13 @@ class RewardCaller:
                 answer = self._function(**dict(zip(self._keywords, completions, strict=True)), **context)
         except Exception as error:
             raise RewardError(
-                f"reward {self.name} raised {type(error).__name__}: {error} ({where}; completions {list(actions_N)!r})"
+                f"reward {self.name} raised {type(error).__name__}: {error} ({where}; completions {_short(actions_N)})"
             ) from error
         return self._checked(checked_rewards(answer, 1, self.name, where)[0], where)
 
     def _checked(self, reward: float | None, where: str) -> float | None:
         if reward is not None and self._processor is not None and math.isfinite(reward):
-            processor = hook_name(self._processor)
-            reward = checked_rewards([self._processor(reward)], 1, f"processor {processor}", where)[0]
+            reward = self._processed(reward, self._processor, where)
         if reward is None or math.isfinite(reward):
             return reward
         if self._nonfinite == "error":
@@ -85,6 +92,14 @@ class RewardCaller:
             )
         self.num_nonfinite += 1
         return None
+
+    def _processed(self, reward: float, processor: Callable[[float], float], where: str) -> float | None:
+        name = f"processor {hook_name(processor)}"
+        try:
+            answer = processor(reward)
+        except Exception as error:
+            raise RewardError(f"{name} raised {type(error).__name__}: {error} ({where}, reward {reward})") from error
+        return checked_rewards([answer], 1, name, where)[0]
 
 
 def completion_keywords(signature: inspect.Signature, num_agents: int, name: str) -> list[str] | None:
@@ -96,25 +111,21 @@ def completion_keywords(signature: inspect.Signature, num_agents: int, name: str
         ConfigError: The function takes more or fewer completion arguments than the team has agents.
     """
     parameters = list(signature.parameters.values())
-    positional = [p for p in parameters if p.kind in POSITIONAL and p.name not in CONTEXT]
-    context_first = any(p.kind in POSITIONAL and p.name in CONTEXT for p in parameters)
+    completions = [p for p in parameters if p.kind in POSITIONAL and p.name not in CONTEXT]
+    context = [p for p in parameters if p.kind in POSITIONAL and p.name in CONTEXT]
     variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-    required = [p for p in positional if p.default is inspect.Parameter.empty]
-    stray = [
-        p.name
-        for p in parameters
-        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty and p.name not in CONTEXT
-    ]
+    required = [p for p in completions if p.default is inspect.Parameter.empty]
+    keyword_only = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in CONTEXT]
+    stray = [p.name for p in keyword_only if p.default is inspect.Parameter.empty]
     if stray:
         raise ConfigError(f"reward {name} needs the keyword {', '.join(stray)}, which is not offered: bind it first")
-    if len(required) > num_agents or (not variadic and len(positional) < num_agents):
+    if context and (variadic or context[0].kind is inspect.Parameter.POSITIONAL_ONLY):
+        raise ConfigError(f"reward {name} must take {context[0].name} by keyword: put it after the completions and a *")
+    if len(required) > num_agents or (not variadic and len(required) < num_agents):
         raise ConfigError(
-            f"reward {name} takes {len(required) if len(required) > num_agents else len(positional)} completion "
-            f"arguments, but the team has {num_agents} agents"
+            f"reward {name} takes {len(required)} completion arguments, but the team has {num_agents} agents"
         )
-    if variadic or not context_first:
-        return None
-    return [p.name for p in positional[:num_agents]]
+    return [p.name for p in required] if context else None
 
 
 def checked_rewards(answer: Any, num_joint_actions: int, name: str, where: str) -> list[float | None]:
@@ -130,7 +141,7 @@ def checked_rewards(answer: Any, num_joint_actions: int, name: str, where: str) 
     if inspect.iscoroutine(answer):
         answer.close()
         raise RewardError(f"reward {name} is async and returned a coroutine, expected {expected} ({where})")
-    values = answer.tolist() if "tolist" in dir(answer) else answer
+    values = answer.tolist() if isinstance(answer, ArrayLike) else answer
     if not isinstance(values, (list, tuple)):
         raise RewardError(
             f"reward {name} returned {type(answer).__name__} {_short(answer)}, expected {expected} ({where})"
@@ -141,9 +152,11 @@ def checked_rewards(answer: Any, num_joint_actions: int, name: str, where: str) 
 
 
 def _number(value: Any, name: str, expected: str, where: str) -> float | None:
-    scalar = value.tolist() if "tolist" in dir(value) else value
+    scalar = value.tolist() if isinstance(value, ArrayLike) else value
     if scalar is None:
         return None
+    if isinstance(scalar, int) and abs(scalar) > sys.float_info.max:
+        raise RewardError(f"reward {name} returned an integer beyond the float range ({where})")
     if not isinstance(scalar, (int, float)):
         raise RewardError(
             f"reward {name} returned a list holding {type(value).__name__} {_short(value)}, "

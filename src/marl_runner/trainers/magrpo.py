@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from marl_runner.advantage_modes import ADVANTAGE_MODES
-from marl_runner.advice import advice
-from marl_runner.counts import max_updates, tree_counts
 from marl_runner.credit import CreditRules
 from marl_runner.errors import ConfigError, DataError
 from marl_runner.evaluate import EvalAggregator, EvalLogger, Evaluator
 from marl_runner.formatters.call import PromptFormatter, per_agent
 from marl_runner.joint_modes import JOINT_MODES
-from marl_runner.loading import fit_embeddings, load_model
-from marl_runner.loop import Counters, TrainingLoop
-from marl_runner.rewards.call import RewardCaller
+from marl_runner.loop import TrainingLoop
+from marl_runner.reporter import Counters
 from marl_runner.rollout import RolloutEngine
 from marl_runner.settings import (
     MAGRPOConfig,
@@ -28,21 +21,22 @@ from marl_runner.settings import (
     MAReMaxConfig,
     MARLOOConfig,
 )
-from marl_runner.streams import derive_seed
-from marl_runner.team import Team, make_agent, make_policy, resolve_devices
-from marl_runner.tracking.options import default_trackers
+from marl_runner.trainers.assembly import count_updates, default_tracker, load_team, resolve_mode
+from marl_runner.trainers.checks import (
+    algorithm_of,
+    check_callbacks,
+    check_fields,
+    check_first_prompts,
+    check_hooks,
+)
 from marl_runner.trainers.sources import (
-    Source,
     check_model_config,
     resolve_models,
     resolve_sources,
     team_size,
 )
-from marl_runner.trainers.tasks import RepeatedTasks, check_first_prompts, known, tasks_of
-from marl_runner.transitions.call import TransitionCaller
+from marl_runner.trainers.tasks import RepeatedTasks, tasks_of
 from marl_runner.types import Metrics, Tracker
-
-advice_log = logging.getLogger("marl_runner.advice")
 
 
 class MAGRPOTrainer:
@@ -74,7 +68,7 @@ class MAGRPOTrainer:
     """
 
     config_class: ClassVar[type[MAGRPOConfig]] = MAGRPOConfig
-    algorithm: ClassVar[str] = "MAGRPO"
+    algorithm: str = "MAGRPO"
 
     def __init__(
         self,
@@ -99,30 +93,28 @@ class MAGRPOTrainer:
     ) -> None:
         size = team_size(agents, num_agents, None if args is None else args.num_agents)
         self.args = self.config_class(num_agents=size) if args is None else args
-        if reward_func is None:
-            raise ConfigError("reward_func is required")
-        if self.args.num_turns > 1 and external_transition is None:
-            raise ConfigError(f"num_turns={self.args.num_turns} needs an external_transition; or set num_turns=1")
-        reward = RewardCaller(reward_func, size, reward_processor, self.args.nonfinite_reward)
-        transition = None if external_transition is None else TransitionCaller(external_transition, size)
-        for warning in advice(self.args, reward_range(reward_func), reward_processor):
-            advice_log.warning(warning)
+        self.algorithm = algorithm_of(type(self), self.args)
+        hooks = check_hooks(self.args, size, reward_func, reward_processor, external_transition)
+        check_callbacks(eval_logger, eval_aggregator)
+        self._closes_tracker = tracker is None
+        self.tracker = default_tracker(self.algorithm, output_dir, wandb_config) if tracker is None else tracker
 
+        loading = check_model_config(model_config)
+        sources = resolve_sources(resolve_models(agent_model, agents, size), tokenizer, loading.get("special_tokens"))
         passthrough = self.args.external_prompt_passthrough
         prompt_formatters = [
             PromptFormatter(formatter, agent, passthrough)
             for agent, formatter in enumerate(per_agent(formatters, size))
         ]
-        loading = check_model_config(model_config)
-        special_tokens = loading.get("special_tokens")
-        sources = resolve_sources(resolve_models(agent_model, agents, size), tokenizer, special_tokens)
-        self.train_dataset = train_dataset
-        self.eval_tasks = [] if eval_dataset is None else list(tasks_of(eval_dataset))
-        known_tasks = self.eval_tasks if train_dataset is None else [*known(train_dataset), *self.eval_tasks]
+        self.train_tasks = None if train_dataset is None else RepeatedTasks(train_dataset)
+        self.eval_tasks = [] if eval_dataset is None else list(tasks_of(eval_dataset, name="eval-"))
+        known_tasks = [*(() if self.train_tasks is None else self.train_tasks.known()), *self.eval_tasks]
+        check_fields(known_tasks, reward_func)
         check_first_prompts(known_tasks, sources, prompt_formatters, self.args)
 
-        self.team = self._load_team(sources, prompt_formatters, loading)
         joint_mode = resolve_mode(self.args.joint_mode, JOINT_MODES)
+        num_updates = count_updates(self.args, joint_mode, self.train_tasks)
+        self.team = load_team(sources, prompt_formatters, loading, self.args, num_updates)
         self.rules = CreditRules(
             joint_mode=joint_mode,
             advantage_mode=resolve_mode(self.args.advantage_mode, ADVANTAGE_MODES),
@@ -130,13 +122,8 @@ class MAGRPOTrainer:
             reference_kl_coef=self.args.reference_kl_coef,
             objective_weighting=self.args.node_weighting == "objective",
         )
-        self.engine = RolloutEngine(self.team, reward, transition, joint_mode, self.args)
+        self.engine = RolloutEngine(self.team, *hooks, joint_mode, self.args)
         self.evaluator = Evaluator(self.engine, self.eval_tasks, eval_logger, eval_aggregator, self.args)
-        folder = (
-            Path(output_dir) if output_dir else Path("outputs") / f"{self.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-        )
-        self.tracker = default_trackers(folder, wandb_config) if tracker is None else tracker
-        self._closes_tracker = tracker is None
         self.counters = Counters()
 
     @property
@@ -152,21 +139,20 @@ class MAGRPOTrainer:
             DataError: It has no rows.
             MarlRunnerError: A reward, transition, model or number failed, naming where.
         """
-        if self.train_dataset is None:
+        if self.train_tasks is None:
             raise ConfigError("train() needs a train_dataset")
-        tasks = RepeatedTasks(self.train_dataset)
+        if self.train_tasks.length == 0:
+            raise DataError("train_dataset has no rows")
         loop = TrainingLoop(self.team, self.engine, self.evaluator, self.rules, self.tracker, self.args)
         self.counters = loop.counters
         try:
-            loop.run(tasks, tasks.length)
-        except BaseException:
-            self._close_tracker("failed")
+            loop.run(self.train_tasks, self.train_tasks.length)
+            if self.counters.tasks == self.counters.dropped_tasks:
+                raise DataError("no task could be used: train_dataset is empty, or all prompts are overlong")
+        except BaseException as error:
+            self._close_tracker("failed" if isinstance(error, Exception) else "preempted")
             raise
         self._close_tracker("completed")
-        if self.counters.tasks == 0:
-            raise DataError("train_dataset has no rows")
-        if self.counters.tasks == self.counters.dropped_tasks:
-            raise DataError("every task was dropped: all prompts are longer than trainer.max_prompt_tokens allows")
         return self.counters
 
     def _close_tracker(self, status: str) -> None:
@@ -181,42 +167,6 @@ class MAGRPOTrainer:
     def save_model(self, output_dir: str | Path) -> None:
         """Writes each agent to `output_dir/agent_i`, loadable by `from_pretrained`."""
         self.team.save(Path(output_dir))
-
-    def _load_team(
-        self, sources: Sequence[Source], formatters: Sequence[PromptFormatter], loading: Mapping[str, Any]
-    ) -> Team:
-        config = self.args
-        parallel = config.parallel_training == "mp"
-        devices = resolve_devices(config.agent_devices, len(sources), "agent_devices")
-        references: Sequence[torch.device | None] = [None] * len(sources)
-        if config.reference_kl_enabled:
-            references = (
-                devices
-                if config.reference_devices is None
-                else resolve_devices(config.reference_devices, len(sources), "reference_devices")
-            )
-        agents = []
-        for index, source in enumerate(sources):
-            model = source.model
-            if isinstance(model, str):
-                dtype = loading.get("dtype") or loading.get("torch_dtype")
-                model = load_model(model, dtype, loading.get("attn_implementation"))
-            if source.tokenizer is not None:
-                seed = derive_seed(config.seed, "embeddings", index)
-                fit_embeddings(model, source.tokenizer, loading.get("special_tokens"), seed, source.name)
-            policy = make_policy(model, source.tokenizer, devices[index], config)
-            agents.append(
-                make_agent(index, policy, formatters[index], config, references[index], self._max_updates(len(sources)))
-            )
-        return Team(agents, parallel)
-
-    def _max_updates(self, num_agents: int) -> int | None:
-        if self.train_dataset is None or not isinstance(self.train_dataset, Sized):
-            return None
-        joint_mode = resolve_mode(self.args.joint_mode, JOINT_MODES)
-        num_joint_actions = len(joint_mode.index(num_agents, self.args.num_generations))
-        nodes = tree_counts(self.args, num_joint_actions).nodes
-        return max_updates(self.args, nodes, len(self.train_dataset))
 
 
 class MAREINFORCETrainer(MAGRPOTrainer):
@@ -238,19 +188,3 @@ class MAReMaxTrainer(MAGRPOTrainer):
 
     config_class = MAReMaxConfig
     algorithm = "MAReMax"
-
-
-def resolve_mode(mode: Any, table: Mapping[str, Callable[[], Any]]) -> Any:
-    """A mode given by name, from its table; a mode object as it is."""
-    return table[mode]() if isinstance(mode, str) else mode
-
-
-def reward_range(reward_func: Callable[..., Any]) -> tuple[float, float] | None:
-    """The (least, greatest) value a reward declares as `reward_range`, or None."""
-    inner = reward_func
-    while "func" in dir(inner) and "reward_range" not in dir(inner):
-        inner = inner.func  # type: ignore[attr-defined]
-    if "reward_range" not in dir(inner):
-        return None
-    least, greatest = inner.reward_range  # type: ignore[attr-defined]
-    return float(least), float(greatest)

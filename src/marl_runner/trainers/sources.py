@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from os import PathLike, fspath
 from typing import Any
 
 from marl_runner.errors import ConfigError
-from marl_runner.loading import load_model_config, load_tokenizer
+from marl_runner.loading import check_vocabulary, load_model_config, load_tokenizer
 from marl_runner.policies.base import Policy
-from marl_runner.policies.hf import context_length, encode_prompt
+from marl_runner.policies.hf import encode_prompt
+from marl_runner.policies.model_config import context_length, text_setting
+from marl_runner.settings import check_choice
 
+DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 MODEL_CONFIG_KEYS = ("dtype", "torch_dtype", "attn_implementation", "special_tokens")
 
 
@@ -50,8 +54,10 @@ def team_size(agents: Sequence[Any] | None, num_agents: int | None, configured: 
         configured: `args.num_agents`, if args were given.
 
     Raises:
-        ConfigError: Two of them contradict each other.
+        ConfigError: Two of them contradict each other, or `agents` is not a list.
     """
+    if isinstance(agents, str) or not isinstance(agents, Sequence | None):
+        raise ConfigError(f"agents must be a list with one entry per agent, got {type(agents).__name__}")
     claims = {
         "len(agents)": None if agents is None else len(agents),
         "num_agents": num_agents,
@@ -70,20 +76,25 @@ def resolve_models(agent_model: Any, agents: Sequence[Any] | None, num_agents: i
     Raises:
         ConfigError: None or contradictory ones were given, or one model object serves two agents.
     """
+    agent_model = _identifier(agent_model)
     if agent_model is not None and not isinstance(agent_model, str):
         raise ConfigError("agent_model must be a model identifier; pass preloaded models as agents=[…]")
     if agents is None:
         if agent_model is None:
             raise ConfigError("no agents: pass agent_model='…' or agents=[…]")
         return [agent_model] * num_agents
-    if isinstance(agents, str) or not isinstance(agents, Sequence):
-        raise ConfigError(f"agents must be a list with one entry per agent, got {type(agents).__name__}")
+    agents = [_identifier(agent) for agent in agents]
     if agent_model is not None and any(agent != agent_model for agent in agents if isinstance(agent, str)):
-        raise ConfigError(f"agent_model={agent_model} contradicts agents={list(agents)}; pass one of them")
+        raise ConfigError(f"agent_model={agent_model} contradicts agents={agents}; pass one of them")
     objects = [id(agent) for agent in agents if not isinstance(agent, str)]
     if len(set(objects)) < len(objects):
         raise ConfigError("two agents are the same model object; give each agent a model of its own")
-    return list(agents)
+    return agents
+
+
+def _identifier(model: Any) -> Any:
+    """A folder given as a path, as text; anything else as it is."""
+    return fspath(model) if isinstance(model, PathLike) else model
 
 
 def resolve_sources(models: Sequence[Any], tokenizer: Any, special_tokens: Mapping[str, str] | None) -> list[Source]:
@@ -95,35 +106,52 @@ def resolve_sources(models: Sequence[Any], tokenizer: Any, special_tokens: Mappi
         special_tokens: Added to every tokenizer.
 
     Raises:
-        ConfigError: A preloaded model without tokenizer, or another number of tokenizers than agents.
+        ConfigError: A preloaded model without tokenizer, another number of tokenizers than agents, a role of
+            `special_tokens` that does not exist, or a tokenizer larger than its model.
     """
     shared = tokenizer is None or not isinstance(tokenizer, (list, tuple))
     tokenizers = [tokenizer] * len(models) if shared else list(tokenizer)
     if len(tokenizers) != len(models):
         raise ConfigError(f"tokenizer has {len(tokenizers)} entries, but the team has {len(models)} agents")
-    sources = [_source(model, tok) for model, tok in zip(models, tokenizers, strict=True)]
-    for source in sources:
-        if special_tokens and source.tokenizer is not None:
-            source.tokenizer.add_special_tokens(dict(special_tokens))
-    return sources
+    return [_source(model, tok, special_tokens) for model, tok in zip(models, tokenizers, strict=True)]
 
 
-def _source(model: Any, tokenizer: Any) -> Source:
+def _source(model: Any, tokenizer: Any, special_tokens: Mapping[str, str] | None) -> Source:
     if isinstance(model, Policy):
         return Source(model, None, model.context_length)
-    if isinstance(model, str):
-        tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
-        return Source(model, tokenizer, context_length(load_model_config(model)))
-    if tokenizer is None:
-        raise ConfigError(f"a preloaded model ({type(model).__name__}) needs its tokenizer: pass tokenizer=")
-    return Source(model, tokenizer, context_length(model.config))
+    if not isinstance(model, str):
+        if tokenizer is None:
+            raise ConfigError(f"a preloaded model ({type(model).__name__}) needs its tokenizer: pass tokenizer=")
+        add_special_tokens(tokenizer, special_tokens)
+        return Source(model, tokenizer, context_length(model.config))
+    tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
+    model_config = load_model_config(model)
+    rows = text_setting(model_config, "vocab_size")
+    if rows is not None and not special_tokens:
+        check_vocabulary(tokenizer, rows, model)
+    add_special_tokens(tokenizer, special_tokens)
+    return Source(model, tokenizer, context_length(model_config))
+
+
+def add_special_tokens(tokenizer: Any, special_tokens: Mapping[str, str] | None) -> None:
+    """Adds tokens by role (`pad_token: "<pad>"`) to a tokenizer.
+
+    Raises:
+        ConfigError: There is no such role.
+    """
+    if not special_tokens:
+        return
+    try:
+        tokenizer.add_special_tokens(dict(special_tokens))
+    except ValueError as error:
+        raise ConfigError(f"special_tokens={dict(special_tokens)}: {error}") from error
 
 
 def check_model_config(model_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """The model configuration as a dict with known keys only.
 
     Raises:
-        ConfigError: An unknown key, naming the nearest.
+        ConfigError: An unknown key, naming the nearest, or an unknown dtype.
     """
     known = dict(model_config or {})
     for key in known:
@@ -131,4 +159,7 @@ def check_model_config(model_config: Mapping[str, Any] | None) -> dict[str, Any]
             near = get_close_matches(key, MODEL_CONFIG_KEYS, n=1)
             hint = f"; nearest: {near[0]}" if near else ""
             raise ConfigError(f"model_config has no key '{key}' (known: {', '.join(MODEL_CONFIG_KEYS)}){hint}")
+    for key in ("dtype", "torch_dtype"):
+        if known.get(key) is not None:
+            check_choice(f"model_config {key}", str(known[key]).removeprefix("torch."), DTYPES)
     return known
