@@ -11,6 +11,7 @@ from marl_runner.buffer import RolloutBuffer
 from marl_runner.errors import NumericalError
 from marl_runner.loss import policy_gradient_loss, token_log_probs
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.team import make_scheduler
 from marl_runner.trainers.magrpo import MAREINFORCETrainer
 from marl_runner.types import Completion, Prompt, Sample
 from marl_runner.update import minibatches, update_agent
@@ -121,8 +122,7 @@ def test_the_loss_is_the_mean_over_k_of_minus_advantage_times_sequence_log_proba
 def test_the_gradient_is_that_of_the_formula():
     agent = agent_of(config())
     seen = []
-    step = agent.optimizer.step
-    agent.optimizer.step = lambda: (seen.append(agent.policy.logits_V.grad.clone()), step())
+    agent.policy.logits_V.register_post_accumulate_grad_hook(lambda logits: seen.append(logits.grad.clone()))
     update_agent(agent, [sample(1, (2.0, -1.0))], config())
     # d(-A log p)/dlogits = A (tokens * softmax - counts), softmax = 1/11, two tokens each, mean over K = 2
     expected = torch.full((11,), (2.0 * 2 / 11 - 1.0 * 2 / 11) / 2, dtype=torch.float64)
@@ -184,6 +184,7 @@ def test_gradients_are_clipped_to_max_grad_norm_and_the_norm_before_is_logged():
     cfg = config(max_grad_norm=0.1, agent_learning_rate=1.0, weight_decay=0.0)
     agent = agent_of(cfg)
     agent.optimizer = torch.optim.SGD(agent.policy.parameters(), lr=1.0)
+    agent.scheduler = make_scheduler(agent.optimizer, cfg, None)
     stats = update_agent(agent, [sample(1, (1.0, -1.0))], cfg)[0]
     # gradient (-1/2, 1/2, 0 …) has norm sqrt(1/2); after clipping the step has length 0.1
     assert stats.grad_norm == pytest.approx(math.sqrt(0.5))

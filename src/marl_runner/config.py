@@ -58,12 +58,6 @@ def check(cfg: DictConfig) -> None:
         raise ConfigError(
             f"reward {option_name(cfg.reward)} needs agents.num_agents >= {reward.min_agents}, got {config.num_agents}"
         )
-    if config.parallel_training == "mp" and isinstance(config.agent_devices, list):
-        count = len(config.agent_devices)
-        if count not in (1, config.num_agents):
-            raise ConfigError(
-                f"trainer.agent_devices has {count} entries, needs 1 or agents.num_agents={config.num_agents}"
-            )
 
 
 def check_names(cfg: DictConfig) -> None:

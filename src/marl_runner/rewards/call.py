@@ -75,9 +75,9 @@ class RewardCaller:
             else:
                 answer = self._function(**dict(zip(self._keywords, completions, strict=True)), **context)
         except Exception as error:
-            raise RewardError(
-                f"reward {self.name} raised {type(error).__name__}: {error} ({where}; completions {_short(actions_N)})"
-            ) from error
+            said = f"{type(error).__name__}: {error}"
+            place = f"{where}; completions {_short(list(actions_N))}"
+            raise RewardError(f"reward {self.name} raised {said} ({place})") from error
         return self._checked(checked_rewards(answer, 1, self.name, where)[0], where)
 
     def _checked(self, reward: float | None, where: str) -> float | None:
