@@ -300,6 +300,10 @@ def test_an_overlong_first_prompt_is_dropped_or_cut_to_its_tail(policy, trees):
     counters = trainer.train()
     assert len(recorder.trees) == 1 + trees
     assert counters.dropped_tasks == 1 - trees
+    assert trainer.engine.num_truncated_prompts == trees
+    assert recorder.trees[-1][1].prompts_N[0].text == "xy"
+    if trees:
+        assert recorder.trees[0][1].prompts_N[0].text == "def"
 
 
 def test_a_branch_whose_prompt_grew_too_long_ends_there_when_dropped():

@@ -63,6 +63,7 @@ class RolloutEngine:
         self.config = config
         self.sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
         self.num_dropped_prompts = 0
+        self.num_truncated_prompts = 0
         self._transition = transition
         self._index_J = joint_mode.index(len(team.agents), config.num_generations)
         self.most_work = tree_counts(config, len(self._index_J))
@@ -112,6 +113,7 @@ class RolloutEngine:
             if prompt is None:
                 self.num_dropped_prompts += 1
                 return None
+            self.num_truncated_prompts += prompt.text != text
             prompts_N.append(prompt)
         return tuple(prompts_N)
 

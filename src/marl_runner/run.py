@@ -100,5 +100,6 @@ def facts(cfg: DictConfig, trainer: MAGRPOTrainer | None) -> dict[str, Any]:
             "nonfinite_rewards": 0 if reward is None else reward.num_nonfinite,
             "abstained_groups": counters.abstained_groups,
             "dropped_prompts": 0 if trainer is None else trainer.engine.num_dropped_prompts,
+            "truncated_prompts": 0 if trainer is None else trainer.engine.num_truncated_prompts,
         },
     }
