@@ -147,7 +147,7 @@ def test_a_finished_run_ends_with_0_and_says_where_it_is():
         (["--config-dir=nowhere"], "Additional config directory '"),
         (["agents=pretrained", "agents.model=a,b"], "agents.model=a,b is several values: add -m to run each, or quo"),
         (["reward=python", "reward.function=nowhere.py:f"], "reward.function=nowhere.py:f: no file nowhere.py (looked"),
-        (["-m", "seed=1,2", "trainer.num_turns=1,2"], "trainer.num_turns=2 needs a transition: "),
+        (["-m", "trainer.num_turns=1,2"], "trainer.num_turns=2 needs a transition: "),
         (["-m", "advantage_mode=raw,loo"], "advantage_mode has no option 'loo'; nearest: rloo (valid: "),
         (["-m", "seed="], "seed must be an integer, got nothing"),
         (["-m", "seed=glob(zz*)"], "the sweep seed=glob(zz*) has no values, so there is nothing to run"),
@@ -158,11 +158,16 @@ def test_a_wrong_command_ends_with_2_and_one_line_before_anything_is_made(argume
     assert refused(*arguments).startswith(sentence)
 
 
+def test_a_run_folder_that_cannot_be_made_ends_with_2_and_one_line():
+    Path("file").touch()
+    assert refused(*TINY, "hydra.run.dir=file") == "[Errno 17] File exists: 'file'"
+    assert refused(*TINY, "hydra.run.dir=file/run") == "[Errno 20] Not a directory: 'file/run'"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (None, "dataset.path=rows.jsonl does not exist"),
-        ("", "rows.jsonl is empty (0 bytes)"),
         ('{"question": "a"}\n', "set dataset.columns.prompt=question"),
     ],
 )
@@ -266,15 +271,18 @@ def test_a_comma_is_a_sweep_with_m_and_one_value_in_quotes():
     assert models == [first, second]
 
 
-@pytest.mark.parametrize("value", ["a,b", "it's,so", 'say "a,b"', "né,日本", "$HOME,{x: 1}"])
-def test_what_an_ambiguous_comma_is_told_to_be_quoted_as_pastes_back(value):
-    ended = marl_train("agents=pretrained", f"agents.model={value}")
-    assert ended.code == 2
-    if "several values" in ended.err:
-        pasted = shlex.split(ended.err.partition("quote it as one: ")[2])
-        assert shown("agents=pretrained", *pasted)["agents"]["model"] == value
-    else:
-        assert ended.err.startswith("marl-train: cannot read the override agents.model=")
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("a b,c\\d", "agents.model=a b,c\\d is several values: add -m to run each, or quote it as one: "),
+        ("it's,so", "cannot read the override agents.model=it's,so: quote its text: "),
+        ('{say "$né,日本"', 'cannot read the override agents.model={say "$né,日本": quote its text: '),
+    ],
+)
+def test_text_that_must_be_quoted_is_told_how_and_pastes_back(value, sentence):
+    told = refused("agents=pretrained", f"agents.model={value}")
+    assert told.startswith(sentence)
+    assert shown("agents=pretrained", *shlex.split(told.removeprefix(sentence)))["agents"]["model"] == value
 
 
 def test_the_recorded_command_of_a_run_pastes_back_to_its_configuration():

@@ -215,9 +215,9 @@ def test_a_misspelt_key_of_any_option_is_named_with_the_nearest(group, name, con
         ("agents=[tiny]", "agents=[tiny]: agents takes the name of one option (valid: pretrained, smollm2, tiny)"),
         ("seed=range(3)", "seed=range(3) is a sweep: add -m to run each of its values"),
         ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
-        ("seed", "cannot read the override seed: write key=value, and quote special characters: 'key=\"a value\"'"),
-        ("seed=[", "cannot read the override seed=[: write key=value, and quote special characters: 'key=\"a value\"'"),
-        ("./agents=a", "cannot read the override ./agents=a: write key=value, and quote special characters: "),
+        ("seed", "cannot read the override seed: write key=value"),
+        ("seed=[", "cannot read the override seed=[: quote its text: 'seed=\"[\"'"),
+        ("./agents=a", "cannot read the override ./agents=a: "),
     ],
 )
 def test_an_override_that_names_nothing_is_explained_in_one_sentence(override, sentence):
@@ -487,7 +487,18 @@ def own(path: str, text: str | bytes) -> str:
     ],
 )
 def test_a_wrong_yaml_file_is_explained_in_one_line(text, sentence):
-    assert sentence in refused(own("experiment/mine.yaml", text), "experiment=mine")
+    own("experiment/mine.yaml", text)
+    overrides = (f"hydra.searchpath=[file://{Path.cwd()}/my_conf]", "experiment=mine")
+    with pytest.raises((ConfigError, HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeError)) as caught:
+        check(composed(*overrides))
+    assert sentence in one_line(caught.value, overrides)
+
+
+def test_a_yaml_file_that_cannot_be_read_ends_the_command_with_2_and_one_line():
+    flag = own("experiment/mine.yaml", GLOBAL + "seed: [1\n")
+    assert refused(flag, "experiment=mine").endswith(
+        "my_conf/experiment/mine.yaml, line 3: expected ',' or ']', but got '<stream end>'"
+    )
 
 
 MINE = """

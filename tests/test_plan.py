@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from commands import TINY, marl_train, model_folder, summary
 from marl_runner.advice import advice
 from marl_runner.agents.source import AgentSize
 from marl_runner.counts import TreeCounts, max_updates, num_evaluations, tree_counts
-from marl_runner.plan import memory_bytes
+from marl_runner.plan import agents_table, memory_bytes
 from marl_runner.settings import MAGRPOConfig
 
 TWO_TURNS = ("transition=revise", "trainer.num_turns=2", "trainer.early_termination_threshold=null")
@@ -106,6 +108,17 @@ def test_memory_by_hand():
     # The cache of 600 rows is more: 600 * 10 * 8 * 4.
     large = config(max_new_tokens=10, max_rollout_rows=600, micro_batch_size=2, reference_kl_enabled=True)
     assert memory_bytes(size, large) == (4000, 12000, 4000, 192000)
+
+
+def test_the_table_of_agents_adds_up_what_a_team_holds():
+    # 2 ** 28 parameters of 4 bytes are 1 GiB; 2 ** 20 cached numbers of 4 bytes for 64 rows of 8 tokens are 2 GiB.
+    size = AgentSize("hub/name", 2**28, vocabulary=1, cache_values_per_token=2**20, bytes_per_weight=4)
+    out = StringIO()
+    Console(file=out, width=160).print(agents_table([size, size], config(max_new_tokens=8, reference_kl_enabled=True)))
+    rows = [line.strip("│").split("│") for line in out.getvalue().splitlines() if "│" in line]
+    cells = ["name", "268,435,456", "1.000 GiB", "3.000 GiB", "1.000 GiB", "2.000 GiB"]
+    assert [[cell.strip() for cell in row] for row in rows] == [["0", *cells], ["1", *cells]]
+    assert "memory estimate 14.000 GiB, prompts not counted" in out.getvalue()
 
 
 def test_the_parameters_of_tiny_by_hand():

@@ -60,20 +60,10 @@ def test_a_run_folder_has_its_files_and_nothing_else(finished):
 def test_the_summary_says_what_was_done(finished):
     facts = summary(finished)
     # 2 tasks of 1 node with K=2: 4 joint actions; buffers of 2 samples: 1 update of each agent; 2 evaluations of 1 row.
-    counts = {
-        "tasks": 2,
-        "dropped_tasks": 0,
-        "env_steps": 4,
-        "updates": 2,
-        "reward_calls": 6,
-        "nonfinite_rewards": 0,
-        "abstained_groups": 0,
-        "dropped_prompts": 0,
-    }
-    assert {name: facts["counts"][name] for name in counts} == counts
+    counts = {name: count for name, count in facts["counts"].items() if count}
     # 8 completions of 1 or 2 tokens, those of evaluations not counted.
-    assert set(facts["counts"]) == {*counts, "generated_tokens"}
-    assert 8 <= facts["counts"]["generated_tokens"] <= 16
+    assert 8 <= counts.pop("generated_tokens") <= 16
+    assert counts == {"tasks": 2, "env_steps": 4, "updates": 2, "reward_calls": 4 + 2}
     assert list(facts) == [
         "status", "command", "objective", "algorithm", "counts", "weights_sha256", "seconds", "versions", "error",
     ]  # fmt: skip

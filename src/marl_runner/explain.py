@@ -108,8 +108,12 @@ def unknown(key: str, text: str) -> str:
 
 def ambiguous(key: str, value: str) -> str:
     """For `agents.model=a,b` without -m; what it prints can be pasted back."""
-    quoted = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
-    return f"{key}={value} is several values: add -m to run each, or quote it as one: {quoted}"
+    return f"{key}={value} is several values: add -m to run each, or quote it as one: {pasteable(key, value)}"
+
+
+def pasteable(key: str, value: str) -> str:
+    """An override of plain text as it must be typed, quoted for Hydra and for the shell."""
+    return shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
 
 
 def group_value(arguments: Sequence[str]) -> str:
@@ -147,12 +151,11 @@ def with_key(text: str) -> str:
 def unreadable(arguments: Sequence[str]) -> str:
     """For text that is not an override at all; Hydra does not always say which argument it was."""
     parser = OverridesParser.create()
-    what = ""
-    for argument in arguments:
+    for argument in (argument for argument in arguments if not argument.startswith("-")):
         try:
             parser.parse_override(argument)
         except HydraException:
-            if not argument.startswith("-"):
-                what = f" {argument}"
-                break
-    return f"cannot read the override{what}: write key=value, and quote special characters: 'key=\"a value\"'"
+            key, _, value = argument.partition("=")
+            hint = f"quote its text: {pasteable(key, value)}" if value else "write key=value"
+            return f"cannot read the override {argument}: {hint}"
+    return "cannot read the overrides: write key=value"

@@ -20,9 +20,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from marl_runner.config import check, start_advice, unknown_key
-from marl_runner.errors import ConfigError
+from marl_runner.errors import ConfigError, MarlRunnerError
 from marl_runner.explain import explain
 from marl_runner.run_folder import refuse_taken
 
@@ -39,7 +40,7 @@ class Gate(Callback):
             with as_job(config) as folder:
                 check(config)
             refuse_taken(folder)
-        except Exception as error:  # noqa: BLE001  whatever it is must stop the run, and Hydra would swallow it
+        except (MarlRunnerError, OmegaConfBaseException, OSError) as error:
             refuse(error)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -61,7 +62,7 @@ class Gate(Callback):
                     )
                 # The advice about advantage modes is the same for every mode that is swept.
                 warnings = {re.sub("^advantage_mode=[^ ]+", "", text): text for text in advice} | warnings
-        except Exception as error:  # noqa: BLE001  as above
+        except Exception as error:  # noqa: BLE001  whatever it is must stop the sweep, and Hydra would swallow it
             refuse(error)
         for warning in warnings.values():
             print(f"WARNING  {warning}", file=sys.stderr)
