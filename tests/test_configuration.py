@@ -25,12 +25,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from commands import ROOT, TINY, composed, marl_train, model_folder, refused, summary
 from marl_runner.build import option
-from marl_runner.config import algorithm_name, check, check_option, settings
+from marl_runner.config import algorithm_name, check, settings
 from marl_runner.errors import ConfigError
 from marl_runner.explain import explain
 from marl_runner.options import OPTIONS
 from marl_runner.schema import OPTION_GROUPS, SET_ELSEWHERE, TrainerSchema, described
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.typed_options import check_option
 
 CONF = ROOT / "conf"
 ROWS = [(group, name) for group, options in OPTIONS.items() for name in options]

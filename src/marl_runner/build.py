@@ -11,7 +11,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from marl_runner.config import INSTANTIATE_KEYS, algorithm_name, option_target, settings, typed_values
+from marl_runner.config import algorithm_name, settings
 from marl_runner.errors import ConfigError, MarlRunnerError
 from marl_runner.rewards.processors import RewardProcessor, RewardProcessors
 from marl_runner.trainers.magrpo import (
@@ -20,6 +20,7 @@ from marl_runner.trainers.magrpo import (
     MAReMaxTrainer,
     MARLOOTrainer,
 )
+from marl_runner.typed_options import INSTANTIATE_KEYS, option_target, typed_values
 from marl_runner.types import Splits, Tracker
 
 TRAINERS = {

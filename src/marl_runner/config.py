@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from pydoc import ErrorDuringImport, locate
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
 from marl_runner.advice import advice, mode_name
-from marl_runner.errors import ConfigError, MarlRunnerError
-from marl_runner.hooks import check_source, path_hint
+from marl_runner.errors import ConfigError
+from marl_runner.hooks import check_source
 from marl_runner.schema import (
     OPTION_GROUPS,
-    SET_ELSEWHERE,
     RewardProcessorSchema,
     RunSchema,
     TrainerSchema,
-    described,
-    entry_type,
-    option_keys,
     shown,
+    unknown_key,
+    wrong_value,
 )
 from marl_runner.settings import ALGORITHMS, MAGRPOConfig
+from marl_runner.typed_options import check_option, constructed, option_target, typed_values
 from marl_runner.types import DeclaresRange, DeclaresTeam
-
-INSTANTIATE_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
-"""Keys of a group that are read by hydra.utils.instantiate; the others are the option's own."""
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check(cfg: DictConfig) -> None:
@@ -129,136 +119,6 @@ def option_name(node: DictConfig) -> str:
     """The last part of an option's `_target_`."""
     name: str = node._target_.rpartition(".")[2]
     return name
-
-
-def check_option(group: str, node: Any) -> Any:
-    """Checks one group's keys and types against the class or function it names.
-
-    Returns:
-        The option itself where it is a dataclass, whose constructor checks the ranges; None for any other,
-        which may import the user's code and is made when the run is built.
-
-    Raises:
-        ConfigError: The group names no class, the class cannot be imported, or a key or type is wrong.
-    """
-    target = option_target(group, node)
-    values = typed_values(group, target, node)
-    holds_others = any("_target_" in value for value in values.values() if isinstance(value, dict))
-    if dataclasses.is_dataclass(target) and not holds_others and not node.get("_partial_"):
-        return constructed(group, target, values)
-    return None
-
-
-def constructed(group: str, target: Any, values: Mapping[str, Any]) -> Any:
-    """What the option's class makes of its values.
-
-    Raises:
-        ConfigError: The constructor refuses a value.
-    """
-    try:
-        return target(**values)
-    except MarlRunnerError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{group}: {target.__qualname__} refuses these values: {error}") from error
-
-
-def option_target(group: str, node: Any) -> Any:
-    """The class or function that a group names.
-
-    Raises:
-        ConfigError: It names none, or one that cannot be imported or called.
-    """
-    if not OmegaConf.is_dict(node) or not isinstance(node.get("_target_"), str):
-        raise ConfigError(f"{group} names no class: choose an option ({group}=…) or give {group}._target_")
-    try:
-        target = locate(node._target_)
-    except ErrorDuringImport as error:
-        raise ConfigError(f"{group}._target_={node._target_}: {error}") from error
-    if target is None:
-        hint = path_hint(node._target_)
-        raise ConfigError(f"{group}._target_={node._target_}: there is no such class or function{hint}")
-    if not callable(target):
-        raise ConfigError(f"{group}._target_={node._target_} is neither a class nor a function")
-    return target
-
-
-def typed_values(group: str, target: Any, node: DictConfig) -> dict[str, Any]:
-    """The option's own values in a group, converted to the annotated types of what `target` takes.
-
-    Raises:
-        ConfigError: A key that `target` does not take, one that it needs, or a value of another type.
-    """
-    parameters = parameters_of(target)
-    named = {name: parameter for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
-    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    keys = [str(key) for key in node if key not in INSTANTIATE_KEYS]
-    for key in keys:
-        if key not in named and not takes_all:
-            raise ConfigError(unknown_key(f"{group}.{key}", [f"{group}.{name}" for name in named]))
-    needed = [name for name, parameter in named.items() if parameter.default is inspect.Parameter.empty]
-    for name in keys if node.get("_partial_") or "_args_" in node else [*keys, *needed]:
-        if name not in keys or OmegaConf.is_missing(node, name):
-            raise ConfigError(f"{group}.{name} has no value: give {group}.{name}=…")
-    plain = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(plain, dict)
-    kinds = {name: parameter.annotation for name, parameter in named.items()}
-    return {key: typed(f"{group}.{key}", plain[key], kinds.get(key, Any)) for key in keys}
-
-
-def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:
-    """What a class or function takes, with annotations as types; as Any where they cannot be read."""
-    try:
-        return inspect.signature(target, eval_str=True).parameters
-    except NameError:
-        # Names imported for the type checker only.
-        unread = inspect.signature(target).parameters
-        return {name: parameter.replace(annotation=Any) for name, parameter in unread.items()}
-
-
-def typed(key: str, value: Any, kind: Any) -> Any:
-    """A value converted to an annotated type; as it is where OmegaConf does not know the type (Literal, Callable).
-
-    Raises:
-        ConfigError: The value is of another type; naming the entry of a list or mapping that is.
-    """
-    try:
-        slot = OmegaConf.structured(
-            dataclasses.make_dataclass("Slot", [("value", kind, dataclasses.field(default=MISSING))])
-        )
-    except OmegaConfBaseException:
-        return value
-    if kind is bool and not isinstance(value, (bool, str)):
-        raise ConfigError(wrong_value(key, shown(value), bool))
-    try:
-        slot.value = value
-    except OmegaConfBaseException as error:
-        place = str(error.full_key).removeprefix("value")
-        wrong = value if not place else OmegaConf.select(OmegaConf.create({"value": value}), str(error.full_key))
-        raise ConfigError(wrong_value(f"{key}{place}", shown(wrong), entry_type(kind) if place else kind)) from error
-    converted = OmegaConf.to_container(slot)
-    assert isinstance(converted, dict)
-    return converted["value"]
-
-
-def unknown_key(key: str, known: Sequence[str]) -> str:
-    """One sentence for a key that is not there: where it belongs, or the nearest that is there."""
-    group, _, name = key.partition(".")
-    if group == "trainer" and name in SET_ELSEWHERE:
-        return f"trainer.{name} is set as {SET_ELSEWHERE[name]}=…"
-    owners = option_keys().get(key, ())
-    if owners:
-        return f"{key} belongs to {group}={' or '.join(owners)}: add {group}={owners[0]}"
-    near = get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"; nearest: {near[0]}" if near else ""
-    if len(known) <= 12:
-        hint += f" (valid: {', '.join(known) or 'none'})"
-    return f"unknown key {key}{hint}"
-
-
-def wrong_value(key: str, value: str, kind: Any) -> str:
-    """One sentence for a value of another type than the key's."""
-    return f"{key} must be {described(kind)}, got {value}"
 
 
 def reward_bounds(cfg: DictConfig, reward: Any) -> tuple[float, float] | None:

@@ -16,9 +16,8 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
-from marl_runner.config import unknown_key, wrong_value
 from marl_runner.errors import MarlRunnerError
-from marl_runner.schema import conf_dir, option_keys, run_types
+from marl_runner.schema import conf_dir, option_keys, run_types, unknown_key, wrong_value
 
 WHOLE_RUNS = ("experiment", "debug")
 

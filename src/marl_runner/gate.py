@@ -22,10 +22,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from marl_runner.config import check, start_advice, unknown_key
+from marl_runner.config import check, start_advice
 from marl_runner.errors import ConfigError, MarlRunnerError
 from marl_runner.explain import explain
 from marl_runner.run_folder import refuse_taken
+from marl_runner.schema import unknown_key
 
 CONFIG_EXIT = 2
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,23 @@ def shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return "nothing" if value == "" else str(value)
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """One sentence for a key that is not there: where it belongs, or the nearest that is there."""
+    group, _, name = key.partition(".")
+    if group == "trainer" and name in SET_ELSEWHERE:
+        return f"trainer.{name} is set as {SET_ELSEWHERE[name]}=…"
+    owners = option_keys().get(key, ())
+    if owners:
+        return f"{key} belongs to {group}={' or '.join(owners)}: add {group}={owners[0]}"
+    near = get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"; nearest: {near[0]}" if near else ""
+    if len(known) <= 12:
+        hint += f" (valid: {', '.join(known) or 'none'})"
+    return f"unknown key {key}{hint}"
+
+
+def wrong_value(key: str, value: str, kind: Any) -> str:
+    """One sentence for a value of another type than the key's."""
+    return f"{key} must be {described(kind)}, got {value}"
