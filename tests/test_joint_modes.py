@@ -62,7 +62,7 @@ def test_every_joint_mode_credits_each_completion_and_covers_each_index(mode, nu
     made = JOINT_MODES[mode]()
     assert made.name == mode
     index_J = made.index(num_agents, num_generations)
-    assert len(set(index_J)) == len(index_J)
+    assert len(set(index_J)) == len(index_J) == made.size(num_agents, num_generations)
     for agent, k in itertools.product(range(num_agents), range(num_generations)):
         assert any(index_N[agent] == k for index_N in index_J)
         credited = made.credit(index_J, [1.0] * len(index_J), agent, num_generations)

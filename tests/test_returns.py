@@ -61,10 +61,10 @@ def test_a_joint_action_whose_future_abstained_as_a_whole_has_no_return():
     assert root.returns_J == (None, 2 + 4)
 
 
-def test_a_branch_that_was_dropped_adds_nothing():
+def test_a_joint_action_whose_branch_was_dropped_has_no_return_as_its_future_is_unknown():
     dropped = Node(1, (), (), (), (), env_step=0, ended="overlong_prompt")
     root = with_returns(node(0, [1.0, 2.0], [dropped, leaf(1, [3.0, 5.0])]), discount=1.0)
-    assert root.returns_J == (1.0, 2 + 4)
+    assert root.returns_J == (None, 2 + 4)
 
 
 def test_a_return_that_overflows_is_an_error():

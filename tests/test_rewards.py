@@ -225,14 +225,15 @@ def test_a_signature_that_does_not_fit_the_team_is_refused_before_anything_runs(
 
 
 def test_a_reward_that_changes_the_row_does_not_change_the_dataset():
-    rows = [{"prompt": "p", "answer": 1}]
+    rows = [{"prompt": "p", "answer": 1, "nested": {"calls": 0}}]
 
     def careless(texts, batch_items):
         batch_items[0]["answer"] += 1
-        return [float(batch_items[0]["answer"])]
+        batch_items[0]["nested"]["calls"] += 1
+        return [float(batch_items[0]["answer"] * batch_items[0]["nested"]["calls"])]
 
     cfg = MAGRPOConfig(num_agents=1, num_turns=1, num_generations=2, num_train_epochs=2, eval_interval=0)
     trainer, recorder = trainer_of([endless("a")], careless, cfg, rows=rows)
     trainer.train()
-    assert rows == [{"prompt": "p", "answer": 1}]
+    assert rows == [{"prompt": "p", "answer": 1, "nested": {"calls": 0}}]
     assert {a.reward for _, root, _ in recorder.trees for a in root.joint_actions_J} == {2.0}

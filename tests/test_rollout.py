@@ -319,7 +319,7 @@ def test_a_branch_whose_prompt_grew_too_long_ends_there_when_dropped():
     root = rolled(trainer)
     dropped, kept = root.children_J
     assert (dropped.ended, dropped.joint_actions_J) == ("overlong_prompt", ())
-    assert root.returns_J == (1.0, 2 + (4 + 6) / 2)
+    assert root.returns_J == (None, 2 + (4 + 6) / 2)
     assert [node.env_step for node in root.walk()] == [2, 2, 4]
     assert trainer.engine.num_dropped_prompts == 1
     assert kept.ended == "horizon"

@@ -5,15 +5,24 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import signal
 
 import pytest
 
 import marl_runner
 from marl_runner.advice import advice
-from marl_runner.errors import ConfigError, DataError, MarlRunnerError, RolloutError
+from marl_runner.errors import (
+    ConfigError,
+    DataError,
+    MarlRunnerError,
+    NumericalError,
+    RolloutError,
+    RunFolderError,
+)
 from marl_runner.policies.scripted import ScriptedPolicy
 from marl_runner.rewards.length_ratio import LengthRatio
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.stopping import REQUEST, SIGNALS, Stopped
 from marl_runner.trainers.magrpo import MAGRPOTrainer
 from scripted_team import Recorder, endless, script, trainer_of
 
@@ -245,6 +254,83 @@ def test_columns_a_reward_declares_are_checked_before_training():
 def test_a_team_smaller_than_the_reward_needs_is_refused():
     with pytest.raises(ConfigError, match=r"LengthRatio needs at least 2 agents, got 1"):
         trainer_of([endless("a")], LengthRatio(2.0, 3.0), config())
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308])
+def test_rewards_at_the_edge_of_the_float_range_overflow_no_mean(value):
+    trainer, recorder = trainer_of([endless("a", "b")], lambda texts: [value], config(logging_steps=1))
+    trainer.train()
+    assert [e.metrics["turn_1/reward_mean"] for e in recorder.events if e.kind == "train"] == [value]
+
+
+def test_an_advantage_beyond_the_float_range_is_an_error():
+    trainer, _ = trainer_of(
+        [script("a", "b")],
+        lambda texts: [1e308 if texts == ["a"] else -1e308],
+        config(advantage_mode="max", advantage_normalization=True),
+    )
+    with pytest.raises(NumericalError, match="an advantage before normalisation is -inf"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("row", ["text", None, 5, ["prompt"]])
+def test_a_row_that_is_no_mapping_is_named(row):
+    with pytest.raises(DataError, match=f"row 2 is {type(row).__name__}, expected a mapping"):
+        trainer_of([endless("a")], by_letter, config(), rows=[{"prompt": "p"}, row])
+
+
+def test_a_tree_that_would_never_end_is_refused_before_it_is_listed():
+    endless_tree = config(num_agents=8, num_generations=16, joint_mode="cross")
+    with pytest.raises(ConfigError, match=r"over 1,000,000 joint actions: 4,294,967,296 at each node"):
+        trainer_of([endless("a")] * 8, lambda *texts: [0.0], endless_tree)
+
+
+@pytest.mark.parametrize("number", [-1, 2.5, "2", True])
+def test_evaluate_takes_a_number_of_rows(number):
+    trainer, _ = trainer_of([endless("a")], by_letter, config(), eval_dataset=[{"prompt": "e"}])
+    with pytest.raises(ConfigError, match="num_eval_samples must be an integer >= 0"):
+        trainer.evaluate(number)
+
+
+def test_a_trainer_trains_once():
+    trainer, _ = trainer_of([endless("a")], by_letter, config())
+    trainer.train()
+    with pytest.raises(ConfigError, match=r"train\(\) was called before"):
+        trainer.train()
+
+
+def test_two_trainers_never_share_an_output_folder(tmp_path):
+    def made():
+        return MAGRPOTrainer(
+            agents=[ScriptedPolicy(endless("a"))],
+            reward_func=by_letter,
+            train_dataset=[{"prompt": "p"}],
+            args=config(),
+            output_dir=tmp_path,
+        )
+
+    made().train()
+    with pytest.raises(RunFolderError, match="holds an earlier run"):
+        made()
+
+
+def test_a_signal_that_a_hook_swallows_still_ends_the_run():
+    def swallows(texts):
+        try:
+            REQUEST.receive(signal.SIGTERM)
+        except BaseException:  # noqa: BLE001  what a careless hook does
+            return [1.0]
+
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    trainer, recorder = trainer_of([endless("a")], swallows, config())
+    try:
+        with pytest.raises(Stopped, match="SIGTERM"):
+            trainer.train()
+    finally:
+        REQUEST.number = None
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert recorder.trees == []
 
 
 def test_missing_arguments_are_named():

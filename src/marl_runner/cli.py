@@ -29,21 +29,13 @@ from marl_runner.config import check
 from marl_runner.errors import ConfigError, DataError, MarlRunnerError, RunFolderError
 from marl_runner.explain import explain
 from marl_runner.schema import conf_dir, register_schema
+from marl_runner.stopping import REQUEST, SIGNALS, Stopped
 
 FAILED_EXIT = 1
 CONFIG_EXIT = 2
 FULL_ERROR = "HYDRA_FULL_ERROR"
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 advice_log = logging.getLogger("marl_runner.advice")
-
-
-class Stopped(BaseException):
-    """The process was told to end by a signal; not an Exception, so that no hook swallows it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
 
 
 class Failed(BaseException):
@@ -95,6 +87,7 @@ def command() -> int:
 @contextmanager
 def process_state() -> Iterator[None]:
     """Sets what the whole process shares while a command runs, and puts it back."""
+    REQUEST.number = None
     handlers = {number: signal.signal(number, stop) for number in SIGNALS}
     full_error = os.environ.get(FULL_ERROR)
     # With the variable set Hydra raises instead of printing a page and exiting with 1, whatever went wrong.
@@ -114,9 +107,7 @@ def process_state() -> Iterator[None]:
 
 def stop(number: int, frame: FrameType | None) -> None:
     """Signal handler; a second signal ends the process at once."""
-    for known in SIGNALS:
-        signal.signal(known, signal.SIG_DFL)
-    raise Stopped(number)
+    REQUEST.receive(number)
 
 
 def began(error: BaseException) -> bool:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from marl_runner.errors import ConfigError
 from marl_runner.settings import COMPAT, MAGRPOConfig
+
+MOST_JOINT_ACTIONS = 1_000_000
+"""Of one task; more is a slip of the keyboard, and would never end."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,19 @@ class TreeCounts:
 
 
 def tree_counts(config: MAGRPOConfig, num_joint_actions: int) -> TreeCounts:
-    """Counts of a full tree with `num_joint_actions` (J) children per node."""
-    level_sizes = [num_joint_actions**turn for turn in range(config.num_turns)]
+    """Counts of a full tree with `num_joint_actions` (J) children per node.
+
+    Raises:
+        ConfigError: A task would take more than MOST_JOINT_ACTIONS.
+    """
+    level_sizes: list[int] = []
+    for turn in range(config.num_turns):
+        level_sizes.append(num_joint_actions**turn)
+        if sum(level_sizes) * num_joint_actions > MOST_JOINT_ACTIONS:
+            raise ConfigError(
+                f"a task would take over {MOST_JOINT_ACTIONS:,} joint actions: {num_joint_actions:,} at each node, "
+                f"{config.num_turns} turns; lower trainer.num_turns or num_generations, or use joint_mode=aligned"
+            )
     nodes = sum(level_sizes)
     chunk = max(1, config.max_rollout_rows // config.num_generations)
     completions = nodes * config.num_agents * config.num_generations

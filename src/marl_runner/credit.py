@@ -63,6 +63,7 @@ def advantages(returns_K: Sequence[float | None], rules: CreditRules) -> list[fl
         return [None] * len(returns_K)
     weights = rules.advantage_mode(present)
     if rules.normalize:
+        require_finite(weights, "an advantage before normalisation")
         weights = normalize(weights)
     queue = iter(weights)
     return [None if value is None else next(queue) for value in returns_K]

@@ -109,7 +109,7 @@ class Evaluator:
                 [[turn.actions_N[agent.index] for turn in path.history] for path in paths]
                 for agent in self.engine.team.agents
             ],
-            batch_items=[dict(path.task.fields) for path in paths],
+            batch_items=[path.task.row() for path in paths],
             prompts=[path.task.prompt for path in paths],
         )
         aggregated = eval_aggregator(detailed, num_turns=self.config.num_turns)

@@ -29,7 +29,8 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
         error: What Hydra, OmegaConf, the YAML reader or marl-runner raised.
         arguments: The command line, for errors that do not say which argument they mean.
     """
-    return " ".join(sentence(error, arguments).split())
+    line = " ".join(sentence(error, arguments).split())
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
 
 
 def sentence(error: BaseException, arguments: Sequence[str]) -> str:

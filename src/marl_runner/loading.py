@@ -51,7 +51,17 @@ def load_model(source: str, dtype: str | torch.dtype | None, attn_implementation
     from transformers import AutoModelForCausalLM
 
     chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    return from_pretrained(AutoModelForCausalLM.from_pretrained, source, dtype=dtype or "float32", **chosen)
+    model, loaded = from_pretrained(
+        AutoModelForCausalLM.from_pretrained, source, dtype=dtype or "float32", output_loading_info=True, **chosen
+    )
+    for kind in ("missing_keys", "mismatched_keys"):
+        if loaded[kind]:
+            names = ", ".join(str(key) for key in sorted(loaded[kind], key=str)[:3])
+            raise ConfigError(
+                f"the checkpoint of {source} does not hold all weights of its configuration ({kind}: {names}); "
+                "they would be random"
+            )
+    return model
 
 
 def from_pretrained(load: Callable[..., Any], source: str, **options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import fmean
+from statistics import mean
 
 from marl_runner.types import Metrics, Node, Sample, UpdateStats
 
@@ -61,7 +61,7 @@ class TrainWindow:
 
     def metrics(self) -> Metrics:
         """Means of everything added."""
-        metrics = {name: fmean(values) for name, values in sorted(self._values.items())}
+        metrics = {name: mean(values) for name, values in sorted(self._values.items())}
         metrics["reward/abstained"] = float(self._abstained)
         metrics["time/rollout_s"] = self._rollout_s
         metrics["throughput/generated_tokens_per_s"] = self._generated_tokens / max(self._rollout_s, 1e-9)
@@ -103,7 +103,7 @@ def evaluation_metrics(rewards_S_H: Sequence[Sequence[float | None]], discount: 
                 returns[turn].append(to_go)
     named = {reward_name(turn): values for turn, values in sorted(rewards.items())}
     named |= {return_name(turn): values for turn, values in sorted(returns.items())}
-    return {f"eval/{name}": fmean(values) for name, values in named.items()}
+    return {f"eval/{name}": mean(values) for name, values in named.items()}
 
 
 def generated_tokens(root: Node) -> int:
@@ -119,10 +119,10 @@ def generated_tokens(root: Node) -> int:
 def mean_reward(root: Node) -> float | None:
     """Mean immediate reward over all scored joint actions of a tree."""
     scored = [a.reward for node in root.walk() for a in node.joint_actions_J if a.reward is not None]
-    return fmean(scored) if scored else None
+    return mean(scored) if scored else None
 
 
 def mean_return(root: Node) -> float | None:
     """Mean return of a tree's root."""
     scored = [value for value in root.returns_J if value is not None]
-    return fmean(scored) if scored else None
+    return mean(scored) if scored else None

@@ -40,7 +40,7 @@ def print_plan(cfg: DictConfig) -> None:
     check_fields([*tasks_of(splits.train), *tasks_of(splits.eval, name="eval-")], reward)
     sizes: list[AgentSize] = option("agents", cfg).sizes()
     joint_mode: JointMode = config.joint_mode
-    num_joint_actions = len(joint_mode.index(config.num_agents, config.num_generations))
+    num_joint_actions = joint_mode.size(config.num_agents, config.num_generations)
     counts = tree_counts(config, num_joint_actions)
     console = Console(highlight=False)
     console.print(

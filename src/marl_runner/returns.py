@@ -15,7 +15,7 @@ def with_returns(node: Node, discount: float) -> Node:
 
     return_j = reward_j + discount * mean(returns of child j), or reward_j where joint action j has no child.
     A joint action that abstained has no return; abstained returns are left out of a child's mean, and a child
-    whose returns all abstained gives its parent none.
+    whose returns all abstained, or whose prompt was dropped as overlong, gives its parent none: its future is unknown.
 
     Args:
         node: Root of the tree, rewards filled.
@@ -30,10 +30,10 @@ def with_returns(node: Node, discount: float) -> Node:
     returns_J: list[float | None] = []
     for action, child in zip(node.joint_actions_J, children_J, strict=True):
         scored = [value for value in child.returns_J if value is not None]
-        if action.reward is None or (child.joint_actions_J and not scored):
+        if action.reward is None or not scored:
             returns_J.append(None)
             continue
-        value = action.reward + discount * (mean(scored) if scored else 0.0)
+        value = action.reward + discount * mean(scored)
         if not math.isfinite(value):
             raise NumericalError(f"return of turn {node.turn + 1} is {value}: rewards are too large to add up")
         returns_J.append(value)

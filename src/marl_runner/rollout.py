@@ -65,8 +65,8 @@ class RolloutEngine:
         self.num_dropped_prompts = 0
         self.num_truncated_prompts = 0
         self._transition = transition
+        self.most_work = tree_counts(config, joint_mode.size(len(team.agents), config.num_generations))
         self._index_J = joint_mode.index(len(team.agents), config.num_generations)
-        self.most_work = tree_counts(config, len(self._index_J))
 
     def rollout(self, task: Task, env_step: int) -> Node | None:
         """The scored tree of one task with its returns; None if its first prompt was dropped as overlong.

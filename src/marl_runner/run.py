@@ -6,7 +6,7 @@ import logging
 import shlex
 import sys
 from pathlib import Path
-from statistics import fmean
+from statistics import mean
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -19,6 +19,7 @@ from marl_runner.config import algorithm_name
 from marl_runner.metrics import reward_name
 from marl_runner.reporter import Counters
 from marl_runner.run_folder import RunFolder
+from marl_runner.stopping import Stopped
 from marl_runner.team import weights_sha256
 from marl_runner.tracking.options import Trackers
 from marl_runner.trainers.magrpo import MAGRPOTrainer
@@ -36,23 +37,24 @@ def run(cfg: DictConfig, path: Path) -> float | None:
     if not sys.stderr.isatty():
         disable_progress_bar()
     with RunFolder(path) as folder:
-        OmegaConf.save(cfg, path / "config.yaml", resolve=True)
-        plain = OmegaConf.to_container(cfg, resolve=True)
-        tracker = Trackers(option("tracking", cfg)(path, plain, group=sweep_name()))
+        tracker = Trackers([])
         trainer: MAGRPOTrainer | None = None
         try:
+            OmegaConf.save(cfg, path / "config.yaml", resolve=True)
+            plain = OmegaConf.to_container(cfg, resolve=True)
+            tracker = Trackers(option("tracking", cfg)(path, plain, group=sweep_name()))
             trainer = build_trainer(cfg, tracker)
             log.info("training %s in %s", trainer.algorithm, path)
             trainer.train()
             if cfg.save_models:
                 trainer.save_model(path / "models")
+            weights = {f"agent_{agent.index}": weights_sha256(agent.policy) for agent in trainer.team.agents}
+            folder.write_summary("completed", None, {**facts(cfg, trainer), "weights_sha256": weights})
         except BaseException as error:
-            status = "failed" if isinstance(error, (Exception, SystemExit)) else "preempted"
+            status = "preempted" if isinstance(error, (Stopped, KeyboardInterrupt)) else "failed"
             folder.write_summary(status, error, facts(cfg, trainer))
             tracker.close(status)
             raise
-        weights = {f"agent_{agent.index}": weights_sha256(agent.policy) for agent in trainer.team.agents}
-        folder.write_summary("completed", None, {**facts(cfg, trainer), "weights_sha256": weights})
         tracker.close("completed")
         return objective(trainer.counters, trainer.args.num_turns)
 
@@ -69,7 +71,7 @@ def objective(counters: Counters, num_turns: int) -> float | None:
     if evaluated is not None:
         return evaluated
     rewards = counters.task_rewards
-    return fmean(rewards[-max(1, len(rewards) // 10) :]) if rewards else None
+    return mean(rewards[-max(1, len(rewards) // 10) :]) if rewards else None
 
 
 def command_line() -> str:

@@ -7,6 +7,7 @@ completion k. `P` counts prompts of one batch. Turns count from 0 in code and fr
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +27,10 @@ class Task:
         """The row's `prompt` column, or "" where the row has none and a formatter builds the text."""
         prompt = self.fields.get("prompt")
         return "" if prompt is None else str(prompt)
+
+    def row(self) -> dict[str, Any]:
+        """A copy of the row for a hook, which may change it as it likes."""
+        return copy.deepcopy(dict(self.fields))
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,8 @@ class JointMode(Protocol):
     def name(self) -> str: ...
 
     def index(self, num_agents: int, num_generations: int) -> list[tuple[int, ...]]: ...
+
+    def size(self, num_agents: int, num_generations: int) -> int: ...
 
     def credit(
         self,

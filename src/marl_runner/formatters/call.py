@@ -7,6 +7,7 @@ from typing import Any
 
 from marl_runner.errors import ConfigError, DataError
 from marl_runner.hooks import accepted_context, hook_name, signature_of
+from marl_runner.stopping import REQUEST
 from marl_runner.types import Task
 
 Formatter = Callable[..., str]
@@ -37,7 +38,7 @@ class PromptFormatter:
         """
         if external_prompt is not None and self._passthrough:
             return external_prompt
-        row = dict(task.fields)
+        row = task.row()
         context: dict[str, Any] = {}
         if external_prompt is not None:
             row["prompt"] = external_prompt
@@ -50,6 +51,7 @@ class PromptFormatter:
                 f"formatter {hook_name(self._formatter)} of agent {self._agent} raised "
                 f"{type(error).__name__}: {error} (task {task.uid})"
             ) from error
+        REQUEST.check()
         if not isinstance(text, str):
             raise DataError(
                 f"formatter {hook_name(self._formatter)} of agent {self._agent} returned {type(text).__name__}, "

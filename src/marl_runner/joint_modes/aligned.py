@@ -17,6 +17,10 @@ class Aligned:
         """[(0, …, 0), (1, …, 1), …]: one joint action per generation."""
         return [(k,) * num_agents for k in range(num_generations)]
 
+    def size(self, num_agents: int, num_generations: int) -> int:
+        """K joint actions at a node."""
+        return num_generations
+
     def credit(
         self,
         index_J: Sequence[tuple[int, ...]],

@@ -19,6 +19,10 @@ class Cross:
         """[(0, …, 0), (0, …, 1), …]: the last agent's index runs fastest."""
         return list(itertools.product(range(num_generations), repeat=num_agents))
 
+    def size(self, num_agents: int, num_generations: int) -> int:
+        """K**N joint actions at a node."""
+        return int(num_generations**num_agents)
+
     def credit(
         self,
         index_J: Sequence[tuple[int, ...]],

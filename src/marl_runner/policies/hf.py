@@ -94,21 +94,42 @@ class HFPolicy:
         Raises:
             RolloutError: The model returns no cache, or its probabilities are not finite.
         """
-        with self._autocast():
-            tokens_P_T = self._decode_loop(prompts, num_completions, sampling, rng)
-        rows = [self._completion(row) for row in tokens_P_T.tolist()]
-        return [tuple(rows[p : p + num_completions]) for p in range(0, len(rows), num_completions)]
+        completions_P_K: dict[int, tuple[Completion, ...]] = {}
+        for batch in self._batches(prompts):
+            with self._autocast():
+                tokens = self._decode_loop([prompts[p] for p in batch], num_completions, sampling, rng)
+            rows = [self._completion(row) for row in tokens.tolist()]
+            for place, p in enumerate(batch):
+                completions_P_K[p] = tuple(rows[place * num_completions : (place + 1) * num_completions])
+        return [completions_P_K[p] for p in range(len(prompts))]
+
+    def _batches(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Indices of prompts sampled together: all of them, or those of one length.
+
+        A model that takes no position ids may count padding as positions, so that it must not be padded.
+        """
+        if self._takes_positions:
+            return [list(range(len(prompts)))]
+        by_length: dict[int, list[int]] = {}
+        for p, prompt in enumerate(prompts):
+            by_length.setdefault(len(prompt.token_ids), []).append(p)
+        return list(by_length.values())
 
     def _decode_loop(
         self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator
     ) -> torch.Tensor:
-        """[P * K, T] sampled ids; what follows a row's first end token is meaningless."""
+        """[P * K, T] sampled ids of P prompts; what follows a row's first end token is meaningless."""
         input_ids, mask = left_padded([prompt.token_ids for prompt in prompts], self.device)
         output = self._forward(input_ids, mask, cache=None)
         cache = output.get(self._cache_name)
         if cache is None:
             raise RolloutError(f"{type(self.model).__name__} returns no key-value cache, so it cannot be sampled")
-        cache.batch_repeat_interleave(num_completions)
+        try:
+            cache.batch_repeat_interleave(num_completions)
+        except AttributeError as error:
+            raise RolloutError(
+                f"{type(self.model).__name__} keeps a recurrent state, which this version cannot sample from"
+            ) from error
         logits = output.logits[:, -1].repeat_interleave(num_completions, dim=0)
         mask = mask.repeat_interleave(num_completions, dim=0)
         warpers = sampling_warpers(sampling)
@@ -152,6 +173,8 @@ class HFPolicy:
         rows = [(*prompt.token_ids, *completion.token_ids) for completion in completions]
         input_ids, mask = right_padded(rows, self.device)
         arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, "use_cache": False}
+        if self._takes_positions:
+            arguments["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)  # the very ones of sampling
         if self._takes_logits_to_keep:
             arguments["logits_to_keep"] = T + 1
         with self._autocast():

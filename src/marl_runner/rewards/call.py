@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from marl_runner.errors import ConfigError, RewardError
 from marl_runner.hooks import POSITIONAL, accepted_context, hook_name, signature_of
+from marl_runner.stopping import REQUEST
 from marl_runner.types import Task
 
 CONTEXT = ("prompts", "batch_items")
@@ -66,7 +67,7 @@ class RewardCaller:
             RewardError: The function raised, or did not return one finite number.
         """
         self.num_calls += 1
-        offered: Mapping[str, Any] = {"prompts": [prompt], "batch_items": [dict(task.fields)]}
+        offered: Mapping[str, Any] = {"prompts": [prompt], "batch_items": [task.row()]}
         context = {name: offered[name] for name in self._context}
         completions = [[text] for text in actions_N]
         try:
@@ -78,6 +79,7 @@ class RewardCaller:
             said = f"{type(error).__name__}: {error}"
             place = f"{where}; completions {_short(list(actions_N))}"
             raise RewardError(f"reward {self.name} raised {said} ({place})") from error
+        REQUEST.check()
         return self._checked(checked_rewards(answer, 1, self.name, where)[0], where)
 
     def _checked(self, reward: float | None, where: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from rich.text import Text
 
 from marl_runner.tracking.summary import RunSummary, turn_rewards
 from marl_runner.types import Event, Node, Progress, Sample, Task
+
+log = logging.getLogger(__name__)
 
 _LIVE_EVERY_S = 0.1
 _PLAIN_EVERY_S = 10.0
@@ -36,6 +39,7 @@ class ConsoleTracker:
         self._summary = RunSummary()
         self._shown: Progress | None = None
         self._shown_s = 0.0
+        self._gone = False
 
     def log(self, event: Event) -> None:
         """Prints one plain line for an evaluation; other events are for the files."""
@@ -46,20 +50,33 @@ class ConsoleTracker:
         values = [f"turn {turn} reward {reward:.3f}" for turn, reward in sorted(rewards.items())]
         if not values:
             values = [f"{name} {value:.3f}" for name, value in event.metrics.items()]
-        self._print("  ".join(["eval", f"env_step {event.env_step}", *values]))
+        self._guarded(lambda: self._print("  ".join(["eval", f"env_step {event.env_step}", *values])))
 
     def progress(self, progress: Progress) -> None:
         """Refreshes the live line, or prints a plain one when it is the first or the last was 10 s ago."""
         self._summary.add_progress(progress)
         every_s = _LIVE_EVERY_S if self._is_live() else _PLAIN_EVERY_S
         if self._shown is None or self._clock() - self._shown_s >= every_s:
-            self._show()
+            self._guarded(self._show)
 
     def rollout(self, task: Task, root: Node, samples: Sequence[Sample]) -> None:
         """Shows nothing: rollouts.jsonl has the texts."""
 
     def close(self, status: str) -> None:
         """Ends the live line, shows the last progress if it was not shown yet, and prints the final table."""
+        self._guarded(lambda: self._close(status))
+
+    def _guarded(self, show: Callable[[], None]) -> None:
+        """Shows something; a console that is closed or full ends the showing, never the run."""
+        if self._gone:
+            return
+        try:
+            show()
+        except (OSError, ValueError) as error:
+            self._gone = True
+            log.warning("the console cannot be written to (%s); the run goes on without it", error)
+
+    def _close(self, status: str) -> None:
         if self._summary.latest is not self._shown:
             self._show()
         if self._live is not None:
@@ -79,7 +96,7 @@ class ConsoleTracker:
     def _open(self) -> Console:
         if self._console is None:
             # Without force_terminal, FORCE_COLOR in the environment would send control codes into a pipe.
-            self._console = Console(force_terminal=sys.stdout.isatty())
+            self._console = Console(force_terminal=sys.stdout is not None and sys.stdout.isatty())
         return self._console
 
     def _is_live(self) -> bool:

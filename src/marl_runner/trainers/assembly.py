@@ -13,6 +13,7 @@ from marl_runner.counts import max_updates, tree_counts
 from marl_runner.errors import ConfigError
 from marl_runner.formatters.call import PromptFormatter
 from marl_runner.loading import fit_embeddings, load_model
+from marl_runner.run_folder import refuse_used
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.streams import derive_seed
 from marl_runner.team import Team, make_agent, make_policy, resolve_devices
@@ -76,14 +77,20 @@ def count_updates(config: MAGRPOConfig, joint_mode: JointMode, tasks: RepeatedTa
         if config.lr_scheduler != "constant":
             raise ConfigError(f"lr_scheduler={config.lr_scheduler} needs a train_dataset of known length; use constant")
         return None
-    num_joint_actions = len(joint_mode.index(config.num_agents, config.num_generations))
+    num_joint_actions = joint_mode.size(config.num_agents, config.num_generations)
     return max_updates(config, tree_counts(config, num_joint_actions).nodes, tasks.length)
 
 
 def default_tracker(algorithm: str, output_dir: str | Path | None, wandb_config: Mapping[str, Any] | None) -> Tracker:
-    """Files in `output_dir`, by default `outputs/<algorithm>-<time>`, and a W&B run if one is configured."""
+    """Files in `output_dir`, by default `outputs/<algorithm>-<time>`, and a W&B run if one is configured.
+
+    Raises:
+        RunFolderError: The folder holds an earlier run.
+    """
     folder = Path("outputs") / f"{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return default_trackers(folder if output_dir is None else Path(output_dir), wandb_config)
+    chosen = folder if output_dir is None else Path(output_dir)
+    refuse_used(chosen)
+    return default_trackers(chosen, wandb_config)
 
 
 def resolve_mode(mode: Any, table: Mapping[str, Callable[[], Any]]) -> Any:

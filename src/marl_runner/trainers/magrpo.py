@@ -141,6 +141,8 @@ class MAGRPOTrainer:
         """
         if self.train_tasks is None:
             raise ConfigError("train() needs a train_dataset")
+        if self.counters.tasks:
+            raise ConfigError("train() was called before: make a new trainer, whose events start over")
         if self.train_tasks.length == 0:
             raise DataError("train_dataset has no rows")
         loop = TrainingLoop(self.team, self.engine, self.evaluator, self.rules, self.tracker, self.args)
@@ -161,8 +163,15 @@ class MAGRPOTrainer:
             self.tracker.close(status)
 
     def evaluate(self, num_eval_samples: int | None = None) -> Metrics:
-        """Metrics over the first `num_eval_samples` (default `eval_num_samples`) rows of the evaluation set."""
-        return self.evaluator(self.args.eval_num_samples if num_eval_samples is None else num_eval_samples)
+        """Metrics over the first `num_eval_samples` (default `eval_num_samples`) rows of the evaluation set.
+
+        Raises:
+            ConfigError: The number is not an integer >= 0.
+        """
+        number = self.args.eval_num_samples if num_eval_samples is None else num_eval_samples
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ConfigError(f"num_eval_samples must be an integer >= 0, got {number!r}")
+        return self.evaluator(number)
 
     def save_model(self, output_dir: str | Path) -> None:
         """Writes each agent to `output_dir/agent_i`, loadable by `from_pretrained`."""

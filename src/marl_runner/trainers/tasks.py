@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
-from marl_runner.errors import ConfigError
+from marl_runner.errors import ConfigError, DataError
 from marl_runner.types import Task
 
 
@@ -36,4 +36,9 @@ class RepeatedTasks:
 def tasks_of(rows: Iterable[Mapping[str, Any]], name: str = "") -> Iterator[Task]:
     """Numbers the rows from 1, after `name`, as messages and files call them."""
     for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"row {name}{number} is {type(row).__name__}, expected a mapping of columns: pass a list of dicts or a "
+                "dataset (of a DataFrame, to_dict('records'); of a DatasetDict, one split)"
+            )
         yield Task(uid=f"{name}{number}", fields=dict(row))

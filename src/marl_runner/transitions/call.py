@@ -7,6 +7,7 @@ from typing import Any
 
 from marl_runner.errors import TransitionError
 from marl_runner.hooks import accepted_context, check_names, hook_name, signature_of
+from marl_runner.stopping import REQUEST
 from marl_runner.types import Task, Turn
 
 OFFERED = (
@@ -56,7 +57,7 @@ class TransitionCaller:
             "num_agents": self._num_agents,
             "prompt_history_per_agent": [[turn.prompts_N[n] for turn in history] for n in agents],
             "response_history_per_agent": [[turn.actions_N[n] for turn in history] for n in agents],
-            "batch_item": dict(task.fields),
+            "batch_item": task.row(),
         }
         where = f"task {task.uid}, after turn {len(history)}"
         try:
@@ -65,6 +66,7 @@ class TransitionCaller:
             raise TransitionError(
                 f"external_transition {self.name} raised {type(error).__name__}: {error} ({where})"
             ) from error
+        REQUEST.check()
         return self._checked(answer, where)
 
     def _checked(self, answer: Any, where: str) -> tuple[str, ...]:
