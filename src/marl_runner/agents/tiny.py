@@ -37,9 +37,15 @@ class Tiny:
             )
 
     def __call__(self, seed: int) -> TeamSource:
-        """Makes the models."""
+        """Makes the models; torch then computes with one thread.
+
+        These models are too small to share among threads: one is faster, and gives the same numbers on any machine.
+        """
+        import torch
+
         from marl_runner.policies.tiny import character_tokenizer, tiny_model
 
+        torch.set_num_threads(1)
         models = [
             tiny_model(
                 derive_seed(seed, "weights", agent),
