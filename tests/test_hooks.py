@@ -180,6 +180,10 @@ def context_by_keyword(first, second, *, batch_items, prompts):
     return [received(first=first, second=second, prompts=prompts, batch_items=batch_items)]
 
 
+def the_row_itself(first, second, *, batch_item):
+    return [received(first=first, second=second, batch_items=[batch_item])]
+
+
 def everything(*both, **context):
     return [received(both=both, **context)] if context.keys() == {"prompts", "batch_items"} else []
 
@@ -207,6 +211,7 @@ def with_an_option(first, second, weight):
         context_first,
         context_between,
         context_by_keyword,
+        the_row_itself,
         everything,
         variadic,
         variadic_with_context,

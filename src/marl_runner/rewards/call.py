@@ -13,7 +13,8 @@ from marl_runner.hooks import POSITIONAL, accepted_context, hook_name, signature
 from marl_runner.stopping import REQUEST
 from marl_runner.types import Task
 
-CONTEXT = ("prompts", "batch_items")
+LISTS = ("prompts", "batch_items")
+CONTEXT = (*LISTS, "batch_item")
 
 
 @runtime_checkable
@@ -27,8 +28,8 @@ class RewardCaller:
     """A reward function bound to a team.
 
     Args:
-        function: `reward(*completions_per_agent, prompts=…, batch_items=…) -> list of numbers`; the keywords
-            are passed only if it names them.
+        function: `reward(*completions_per_agent, prompts=…, batch_items=…, batch_item=…) -> list of numbers`; the
+            keywords are passed only if it names them (lists of one, and the row itself), the lists to `**kwargs` too.
         num_agents: Completion arguments it must take.
         processor: Applied to every reward that is not None.
         nonfinite: "error" raises at NaN and infinity; "abstain" turns them into None and counts them.
@@ -49,7 +50,10 @@ class RewardCaller:
         self._function = function
         self._processor = processor
         self._nonfinite = nonfinite
-        self._context = set(accepted_context(signature, dict.fromkeys(CONTEXT)))
+        # `**kwargs` gets what comlrl gives it, which may be handed on to a function that takes no more.
+        self._context = set(accepted_context(signature, dict.fromkeys(LISTS))) | {"batch_item"} & set(
+            signature.parameters
+        )
         self._keywords = completion_keywords(signature, num_agents, self.name)
         self.num_calls = 0
         self.num_nonfinite = 0
@@ -67,7 +71,8 @@ class RewardCaller:
             RewardError: The function raised, or did not return one finite number.
         """
         self.num_calls += 1
-        offered: Mapping[str, Any] = {"prompts": [prompt], "batch_items": [task.row()]}
+        row = task.row()
+        offered: Mapping[str, Any] = {"prompts": [prompt], "batch_items": [row], "batch_item": row}
         context = {name: offered[name] for name in self._context}
         completions = [[text] for text in actions_N]
         try:
@@ -107,7 +112,7 @@ class RewardCaller:
 def completion_keywords(signature: inspect.Signature, num_agents: int, name: str) -> list[str] | None:
     """Names of the parameters that take the agents' completions; None to pass them by position.
 
-    Positional parameters called `prompts` or `batch_items` are context, wherever they stand.
+    Positional parameters called `prompts`, `batch_items` or `batch_item` are context, wherever they stand.
 
     Raises:
         ConfigError: The function takes more or fewer completion arguments than the team has agents.
