@@ -130,11 +130,14 @@ def test_something_that_cannot_be_called_is_refused():
 
 
 def test_one_formatter_serves_all_agents_and_a_list_gives_each_its_own():
-    assert per_agent(None, 2) == [None, None]
-    assert per_agent(row_prompt, 2) == [row_prompt, row_prompt]
-    assert per_agent([row_prompt, str], 2) == [row_prompt, str]
+    def shout(row):
+        return row["prompt"].upper()
+
+    task = Task("1", {"prompt": "abc"})
+    for formatters, texts in ((None, ["abc", "abc"]), (shout, ["ABC", "ABC"]), ([row_prompt, shout], ["abc", "ABC"])):
+        assert [formatter(task) for formatter in per_agent(formatters, 2, False)] == texts
     with pytest.raises(ConfigError, match="formatters has 1 entries, but the team has 2 agents"):
-        per_agent([row_prompt], 2)
+        per_agent([row_prompt], 2, False)
 
 
 # --- roles ----------------------------------------------------------------------------------------------------

@@ -347,16 +347,9 @@ def test_no_agents_contradictory_agents_and_misplaced_models_are_refused():
         ((None, None, 2), r"no agents: pass agent_model='…' or agents=\[…\]"),
         ((model, None, 2), r"agent_model must be a model identifier; pass preloaded models as agents=\[…\]"),
         (("a", ["a", "b"], 2), r"agent_model=a contradicts agents=\['a', 'b'\]; pass one of them"),
-        ((None, [model, model], 2), "two agents are the same model object; give each agent a model of its own"),
     ):
         with pytest.raises(ConfigError, match=message):
             resolve_models(*arguments)
-
-
-def test_one_policy_object_cannot_be_two_agents():
-    policy = ScriptedPolicy([])
-    with pytest.raises(ConfigError, match="two agents are the same model object"):
-        trainer_of(agents=[policy, policy])
 
 
 def test_a_preloaded_model_needs_its_tokenizer_and_a_policy_needs_none():

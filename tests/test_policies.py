@@ -25,7 +25,7 @@ from marl_runner.policies.base import Policy
 from marl_runner.policies.model_config import context_length, model_size
 from marl_runner.policies.scripted import ScriptedPolicy
 from marl_runner.settings import MAGRPOConfig
-from marl_runner.team import make_agent, weights_sha256
+from marl_runner.team import make_agent, make_learners, weights_sha256
 from marl_runner.types import Completion, Prompt, Sample, Sampling
 from marl_runner.update import backward, update_step
 from models import (
@@ -539,9 +539,9 @@ def test_bf16_products_keep_float32_weights_gradients_and_log_probs():
     assert rounded.dtype == torch.float32
     assert not torch.equal(rounded, exact)
     assert torch.allclose(rounded, exact, atol=0.2)
-    agent = agent_of(mixed)
+    learner = learner_of(mixed)
     before = weights_sha256(mixed)
-    update_step(agent, [sample_of(prompt, completions, (1.0, -1.0))], MAGRPOConfig())
+    update_step(learner, [[sample_of(prompt, completions, (1.0, -1.0))]], MAGRPOConfig())
     assert {parameter.dtype for parameter in mixed.parameters()} == {torch.float32}
     assert weights_sha256(mixed) != before
     assert many(mixed, num_completions=8) == many(mixed, num_completions=8)
@@ -554,7 +554,7 @@ def test_bf16_products_keep_float32_weights_gradients_and_log_probs():
 def test_a_saved_policy_loads_with_the_auto_classes_and_gives_equal_logits(architecture, tmp_path):
     policy = tiny_policy(ARCHITECTURES[architecture](), tiny_tokenizer(chat_template="{{ messages }}"))
     update_step(
-        agent_of(policy), [sample_of(prompt_of("abc"), [completion_of((A, EOS))] * 2, (1.0, 0.5))], MAGRPOConfig()
+        learner_of(policy), [[sample_of(prompt_of("abc"), [completion_of((A, EOS))] * 2, (1.0, 0.5))]], MAGRPOConfig()
     )
     policy.save(tmp_path / "deep" / "agent_0")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "agent_0").eval()
@@ -599,7 +599,11 @@ def test_the_size_of_a_model_is_counted_without_its_weights():
 
 
 def agent_of(policy, **settings):
-    return make_agent(0, policy, PromptFormatter(None, 0, False), MAGRPOConfig(**settings), None, None)
+    return make_agent(0, policy, PromptFormatter(None, 0, False), MAGRPOConfig(**settings), None)
+
+
+def learner_of(policy, **settings):
+    return make_learners([agent_of(policy, **settings)], MAGRPOConfig(**settings), None)[0]
 
 
 def sample_of(prompt, completions, advantages):
@@ -611,7 +615,7 @@ def saved_bytes(policy, num_completions, micro_batch_size, num_tokens):
     sample = sample_of(prompt_of("abc"), completions, [(-1.0) ** k for k in range(num_completions)])
     memory = SavedBytes(policy)
     with memory.measured():
-        update_step(agent_of(policy), [sample], MAGRPOConfig(micro_batch_size=micro_batch_size))
+        update_step(learner_of(policy), [[sample]], MAGRPOConfig(micro_batch_size=micro_batch_size))
     assert memory.now == 0
     return memory.peak
 
@@ -633,14 +637,14 @@ def test_what_an_update_keeps_for_backward_does_not_grow_with_k(mixed_precision)
 
 def test_memory_is_flat_over_fifty_update_steps():
     policy = tiny_policy()
-    agent = agent_of(policy)
+    learner = learner_of(policy)
     memory = SavedBytes(policy)
     config = MAGRPOConfig(micro_batch_size=2)
     sizes = {}
     for step in range(1, 51):
         (completions,) = policy.generate([prompt_of("abc")], 4, WARM, stream())
         with memory.measured():
-            update_step(agent, [sample_of(prompt_of("abc"), completions, (1.0, -1.0, 0.5, -0.5))], config)
+            update_step(learner, [[sample_of(prompt_of("abc"), completions, (1.0, -1.0, 0.5, -0.5))]], config)
         assert memory.now == 0
         if step in (2, 25, 50):
             sizes[step] = live_tensors()

@@ -17,7 +17,7 @@ from marl_runner.formatters.call import PromptFormatter
 from marl_runner.policies.scripted import ScriptedPolicy
 from marl_runner.sampling import fit_prompt, prompt_limit, sample_team, with_reference_kl
 from marl_runner.settings import MAGRPOConfig
-from marl_runner.team import Team, make_agent
+from marl_runner.team import Team, make_agent, make_learners
 from marl_runner.trainers.magrpo import MAGRPOTrainer
 from marl_runner.types import Completion, Prompt
 from models import (
@@ -37,7 +37,13 @@ from scripted_team import Recorder, trainer_of
 
 def agent_of(policy, index=0, reference=False, **settings):
     formatter = PromptFormatter(None, index, False)
-    return make_agent(index, policy, formatter, MAGRPOConfig(**settings), CPU if reference else None, None)
+    return make_agent(
+        index, policy, formatter, MAGRPOConfig(**settings), policy.frozen_copy(CPU) if reference else None
+    )
+
+
+def team_on(agents, parallel=False):
+    return Team(agents, make_learners(agents, MAGRPOConfig(), None), parallel)
 
 
 def rows_of(*texts):
@@ -214,7 +220,7 @@ def team_of(num_agents=2, seeds=None, reference=False, **settings):
     """Agents on equal weights, unless told otherwise: only their streams differ."""
     seeds = seeds or [0] * num_agents
     agents = [agent_of(tiny_policy(tiny_llama(seed=s)), n, reference, **settings) for n, s in enumerate(seeds)]
-    return Team(agents, parallel=False)
+    return team_on(agents)
 
 
 def ids_of(completions_N_P_K):
@@ -258,7 +264,7 @@ def test_training_leaves_the_stream_of_evaluation_as_it_was():
 
 def test_agents_that_sample_concurrently_give_what_they_give_one_after_the_other():
     apart = team_of(num_agents=3)
-    together = Team(team_of(num_agents=3).agents, parallel=True)
+    together = team_on(team_of(num_agents=3).agents, parallel=True)
     assert sampled(together) == sampled(apart)
 
 
@@ -335,7 +341,7 @@ def test_the_k3_estimate_equals_the_divergence_on_average():
 
 
 def test_the_penalty_of_a_policy_that_equals_its_reference_is_exactly_zero():
-    for team in (team_of(reference=True), Team([scripted_pair((0.0, 0.0), (ENDED, LONE))], parallel=False)):
+    for team in (team_of(reference=True), team_on([scripted_pair((0.0, 0.0), (ENDED, LONE))])):
         answers = sampled(team, texts=("abc",), num_completions=2)
         assert {c.reference_kl for P_K in answers for K in P_K for c in K} == {0.0}
 

@@ -462,7 +462,7 @@ def test_a_tracker_that_cannot_close_does_not_keep_the_others_open() -> None:
 
 def test_a_trainer_made_in_python_writes_files_and_makes_its_folder_only_then(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    trackers = default_trackers(tmp_path / "new" / "run", wandb_config=None)
+    trackers = default_trackers(tmp_path / "new" / "run", None, {})
     assert not (tmp_path / "new").exists()
     trackers.log(event(4))
     trackers.close("completed")
@@ -470,8 +470,8 @@ def test_a_trainer_made_in_python_writes_files_and_makes_its_folder_only_then(tm
 
 
 def test_an_unknown_key_of_wandb_config_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="project, entity, name, group, tags, mode, got 'projct'; nearest: project"):
-        default_trackers(tmp_path, {"projct": "x"})
+    with pytest.raises(ConfigError, match="dir, config_sections, got 'projct'; nearest: project"):
+        default_trackers(tmp_path, {"projct": "x"}, {})
 
 
 # Weights & Biases
@@ -588,7 +588,8 @@ def test_a_start_that_fails_in_every_way_leaves_training_without_wandb(wandb_alo
 
 
 def test_a_trainer_made_in_python_names_its_wandb_run(wandb_alone: Path) -> None:
-    trackers = default_trackers(wandb_alone, {"mode": "offline", "project": "mine", "group": "g", "name": "n"})
+    asked = {"mode": "offline", "project": "mine", "group": "g", "run_name": "n", "config_sections": {"reward": "r"}}
+    trackers = default_trackers(wandb_alone / "run", {**asked, "dir": str(wandb_alone)}, {"seed": 5})
     trackers.log(event(4))
     trackers.close("failed")
     records = wandb_records(wandb_alone)

@@ -190,7 +190,7 @@ def test_magrpo_s_trainer_runs_any_mode_and_says_which():
 
 
 def test_an_iterator_which_could_be_read_only_once_is_refused():
-    with pytest.raises(ConfigError, match="train_dataset is an iterator"):
+    with pytest.raises(ConfigError, match="a dataset is an iterator, which can be read only once"):
         trainer_of([endless("a")], by_letter, config(), rows=iter([{"prompt": "p"}]))
 
 
@@ -214,7 +214,16 @@ def test_a_schedule_that_ends_needs_a_dataset_of_known_length():
 )
 def test_devices_are_one_for_all_or_one_for_each(field, value, message):
     with pytest.raises(ConfigError, match=f"{field} {message}"):
-        MAGRPOConfig(**{field: value})
+        MAGRPOConfig(num_agents=2, **{field: value})
+
+
+def test_devices_are_counted_against_the_team_where_the_settings_do_not_state_its_size():
+    settings = MAGRPOConfig(agent_devices=["cpu"] * 3, num_turns=1)
+    policies = [ScriptedPolicy([]) for _ in range(3)]
+    trainer = MAGRPOTrainer(agents=policies, reward_func=lambda *texts: [0.0], args=settings, tracker=Recorder())
+    assert trainer.args.num_agents == 3
+    with pytest.raises(ConfigError, match="agent_devices has 3 entries, needs 1 or num_agents=2"):
+        MAGRPOTrainer(agents=policies[:2], reward_func=lambda *texts: [0.0], args=settings, tracker=Recorder())
 
 
 def test_a_formatter_that_fails_while_training_ends_the_run_naming_agent_row_and_turn():

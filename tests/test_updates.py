@@ -14,7 +14,7 @@ from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import make_scheduler
 from marl_runner.trainers.magrpo import MAREINFORCETrainer
 from marl_runner.types import Completion, Prompt, Sample
-from marl_runner.update import minibatches, update_agent
+from marl_runner.update import minibatches, update_learner
 from scripted_team import END, endless, script, trainer_of
 
 
@@ -33,7 +33,16 @@ def sample(env_step: int, advantages=(1.0, -1.0), turn: int = 0, tokens=((0, END
 
 
 def agent_of(cfg: MAGRPOConfig):
-    return trainer_of([endless("a")], by_letter({}), cfg)[0].team.agents[0]
+    return learner_of(cfg).agents[0]
+
+
+def learner_of(cfg: MAGRPOConfig):
+    return trainer_of([endless("a")], by_letter({}), cfg)[0].team.learners[0]
+
+
+def step(learner, samples, cfg: MAGRPOConfig):
+    """What one agent did in the first optimiser step."""
+    return update_learner(learner, [samples], cfg)[0][0]
 
 
 def test_a_buffer_is_ready_at_its_size_and_drains_in_order():
@@ -110,20 +119,34 @@ def test_compat_takes_one_step_per_turn():
     assert [{s.turn for s in batch} for batch in batches] == [{0}, {1}]
 
 
+def test_compat_gives_a_group_of_one_token_completions_no_gradient_at_all_not_even_weight_decay():
+    """The last token is not scored, so nothing is left; AdamW steps over weights without a gradient, decay included."""
+    cfg = config(compat="comlrl-1.4", weight_decay=0.5)
+    learner = learner_of(cfg)
+    learner.agents[0].policy.logits_V.data.fill_(1.0)
+    stats = step(learner, [sample(1, (2.0, -1.0), tokens=((0,), (END,)))], cfg)
+    assert learner.agents[0].policy.logits_V.tolist() == [1.0] * 11
+    assert (stats.loss, stats.grad_norm) == (0.0, 0.0)
+    step(learner, [sample(1, (2.0, -1.0), tokens=((0,), (1, END)))], cfg)
+    assert learner.agents[0].policy.logits_V.tolist() != [1.0] * 11
+
+
 def test_the_loss_is_the_mean_over_k_of_minus_advantage_times_sequence_log_probability():
-    agent = agent_of(config())
+    learner = learner_of(config())
     # uniform over 11 tokens: a completion of 2 tokens has log-probability -2 log 11, one of 3 tokens -3 log 11
-    stats = update_agent(agent, [sample(1, (2.0, 0.5), tokens=((0, END), (1, 2, END)))], config())[0]
+    stats = step(learner, [sample(1, (2.0, 0.5), tokens=((0, END), (1, 2, END)))], config())
     log11 = math.log(11)
     assert stats.loss == pytest.approx((2.0 * 2 * log11 + 0.5 * 3 * log11) / 2)
     assert stats.tokens == 5
 
 
 def test_the_gradient_is_that_of_the_formula():
-    agent = agent_of(config())
+    learner = learner_of(config())
     seen = []
-    agent.policy.logits_V.register_post_accumulate_grad_hook(lambda logits: seen.append(logits.grad.clone()))
-    update_agent(agent, [sample(1, (2.0, -1.0))], config())
+    learner.agents[0].policy.logits_V.register_post_accumulate_grad_hook(
+        lambda logits: seen.append(logits.grad.clone())
+    )
+    step(learner, [sample(1, (2.0, -1.0))], config())
     # d(-A log p)/dlogits = A (tokens * softmax - counts), softmax = 1/11, two tokens each, mean over K = 2
     expected = torch.full((11,), (2.0 * 2 / 11 - 1.0 * 2 / 11) / 2, dtype=torch.float64)
     expected[0] -= 2.0 / 2
@@ -136,17 +159,17 @@ def test_the_end_token_is_trained_and_compat_drops_it():
     log11 = math.log(11)
     for compat, tokens in ((None, 2), ("comlrl-1.4", 1)):
         cfg = config(compat=compat)
-        stats = update_agent(agent_of(cfg), [sample(1, (1.0, 1.0))], cfg)[0]
+        stats = step(learner_of(cfg), [sample(1, (1.0, 1.0))], cfg)
         assert stats.loss == pytest.approx(tokens * log11)
 
 
 def test_a_lone_end_token_is_one_scored_token():
-    stats = update_agent(agent_of(config()), [sample(1, (1.0, 1.0), tokens=((END,), (END,)))], config())[0]
+    stats = step(learner_of(config()), [sample(1, (1.0, 1.0), tokens=((END,), (END,)))], config())
     assert stats.loss == pytest.approx(math.log(11))
 
 
 def test_abstained_completions_are_left_out_of_the_mean_over_k():
-    stats = update_agent(agent_of(config()), [sample(1, (1.0, None))], config())[0]
+    stats = step(learner_of(config()), [sample(1, (1.0, None))], config())
     assert stats.loss == pytest.approx(2 * math.log(11))
     assert stats.tokens == 2
 
@@ -154,7 +177,7 @@ def test_abstained_completions_are_left_out_of_the_mean_over_k():
 def test_the_batch_loss_is_the_weighted_mean_over_samples():
     cfg = config(rollout_buffer_size=2)
     halved = Sample(**{**vars(sample(2, (1.0, 1.0))), "weight": 0.5})
-    stats = update_agent(agent_of(cfg), [sample(1, (1.0, 1.0)), halved], cfg)[0]
+    stats = step(learner_of(cfg), [sample(1, (1.0, 1.0)), halved], cfg)
     assert stats.loss == pytest.approx((2 * math.log(11) + 0.5 * 2 * math.log(11)) / 2)
 
 
@@ -162,33 +185,33 @@ def test_micro_batches_add_up_to_the_same_step():
     weights = []
     for micro_batch_size in (1, 2, 8):
         cfg = config(num_generations=5, max_rollout_rows=8, micro_batch_size=micro_batch_size)
-        agent = agent_of(cfg)
+        learner = learner_of(cfg)
         tokens = tuple((k, END) for k in range(5))
-        update_agent(agent, [sample(1, (1.0, -2.0, None, 0.5, 3.0), tokens=tokens)], cfg)
-        weights.append(agent.policy.logits_V.detach().clone())
+        step(learner, [sample(1, (1.0, -2.0, None, 0.5, 3.0), tokens=tokens)], cfg)
+        weights.append(learner.agents[0].policy.logits_V.detach().clone())
     assert torch.allclose(weights[0], weights[1], atol=1e-12)
     assert torch.allclose(weights[0], weights[2], atol=1e-12)
 
 
 def test_the_first_step_of_adamw_moves_each_weight_by_the_rate_against_its_gradient():
     cfg = config(agent_learning_rate=0.01, weight_decay=0.0)
-    agent = agent_of(cfg)
-    update_agent(agent, [sample(1, (1.0, -1.0))], cfg)
+    learner = learner_of(cfg)
+    step(learner, [sample(1, (1.0, -1.0))], cfg)
     # gradient: token 0 gets -1/2, token 1 gets +1/2, the others (2/11 - 2/11)/2 = 0
     expected = torch.zeros(11, dtype=torch.float64)
     expected[0], expected[1] = 0.01, -0.01
-    assert torch.allclose(agent.policy.logits_V.detach(), expected, atol=1e-6)
+    assert torch.allclose(learner.agents[0].policy.logits_V.detach(), expected, atol=1e-6)
 
 
 def test_gradients_are_clipped_to_max_grad_norm_and_the_norm_before_is_logged():
     cfg = config(max_grad_norm=0.1, agent_learning_rate=1.0, weight_decay=0.0)
-    agent = agent_of(cfg)
-    agent.optimizer = torch.optim.SGD(agent.policy.parameters(), lr=1.0)
-    agent.scheduler = make_scheduler(agent.optimizer, cfg, None)
-    stats = update_agent(agent, [sample(1, (1.0, -1.0))], cfg)[0]
+    learner = learner_of(cfg)
+    learner.optimizer = torch.optim.SGD(learner.agents[0].policy.parameters(), lr=1.0)
+    learner.scheduler = make_scheduler(learner.optimizer, cfg, None)
+    stats = step(learner, [sample(1, (1.0, -1.0))], cfg)
     # gradient (-1/2, 1/2, 0 …) has norm sqrt(1/2); after clipping the step has length 0.1
     assert stats.grad_norm == pytest.approx(math.sqrt(0.5))
-    assert float(agent.policy.logits_V.detach().norm()) == pytest.approx(0.1, rel=1e-5)
+    assert float(learner.agents[0].policy.logits_V.detach().norm()) == pytest.approx(0.1, rel=1e-5)
 
 
 @pytest.mark.parametrize(("name", "rates"), [("constant", [1.0, 1.0, 1.0]), ("linear", [1.0, 2 / 3, 1 / 3])])
@@ -218,19 +241,19 @@ def test_warmup_rises_from_zero():
 
 @pytest.mark.parametrize("advantage", [math.inf, math.nan, 1e308])
 def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights(advantage):
-    agent = agent_of(config())
+    learner = learner_of(config())
     with pytest.raises(NumericalError, match=r"loss of agent 0 is .* at turn 3, env_step 7"):
-        update_agent(agent, [sample(7, (advantage, advantage), turn=2)], config())
-    assert agent.policy.logits_V.detach().tolist() == [0.0] * 11
-    assert agent.policy.logits_V.grad is None
+        step(learner, [sample(7, (advantage, advantage), turn=2)], config())
+    assert learner.agents[0].policy.logits_V.detach().tolist() == [0.0] * 11
+    assert learner.agents[0].policy.logits_V.grad is None
 
 
 def test_a_gradient_that_is_not_finite_is_an_error_and_leaves_the_weights():
-    agent = agent_of(config())
-    agent.policy.logits_V.register_hook(lambda grad: grad * math.inf)
+    learner = learner_of(config())
+    learner.agents[0].policy.logits_V.register_hook(lambda grad: grad * math.inf)
     with pytest.raises(NumericalError, match=r"gradient of agent 0 has norm .* at turns \[1\], env_step 7"):
-        update_agent(agent, [sample(7)], config())
-    assert agent.policy.logits_V.detach().tolist() == [0.0] * 11
+        step(learner, [sample(7)], config())
+    assert learner.agents[0].policy.logits_V.detach().tolist() == [0.0] * 11
 
 
 def test_equal_rewards_move_nothing_but_the_weight_decay():

@@ -40,6 +40,10 @@ def normalize(advantages_K: Sequence[float]) -> list[float]:
 
     Re-centring makes all four advantage modes equal up to the floor. Both moments are computed in exact
     arithmetic, so that equal values give exactly 0 and values of 1e300 do not overflow.
+
+    The gradient is then not the objective's, nor in its direction: every group gets the same scale. With K = 2 the
+    advantages are 1 and -1, or 0 at a tie, and the expected gradient E[sign(R - R') * grad log pi(a)] knows which
+    return is greater and not by how much. docs/algorithms.md has the angles on an enumerated team.
     """
     centre = mean(advantages_K)
     std = max(pstdev(advantages_K), STD_FLOOR)

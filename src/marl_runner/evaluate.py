@@ -10,6 +10,7 @@ from marl_runner.metrics import evaluation_metrics
 from marl_runner.rollout import RolloutEngine
 from marl_runner.sampling import sample_team
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.tasks import RepeatedTasks
 from marl_runner.types import Metrics, Prompt, Task, Turn
 
 EvalLogger = Callable[..., Sequence[Mapping[str, Any]]]
@@ -41,7 +42,7 @@ class Evaluator:
     def __init__(
         self,
         engine: RolloutEngine,
-        tasks: Sequence[Task],
+        tasks: RepeatedTasks,
         eval_logger: EvalLogger | None,
         eval_aggregator: EvalAggregator | None,
         config: MAGRPOConfig,
@@ -58,7 +59,7 @@ class Evaluator:
     @property
     def enabled(self) -> bool:
         """False when there is nothing to evaluate, or evaluation is switched off."""
-        return bool(self.config.eval_interval and self.config.eval_num_samples and self.tasks)
+        return bool(self.config.eval_interval and self.config.eval_num_samples and self.tasks.length != 0)
 
     def __call__(self, num_samples: int) -> Metrics:
         """Metrics named `eval/…` over the first `num_samples` tasks; {} without any."""

@@ -21,9 +21,9 @@ from marl_runner.reporter import Counters, Reporter
 from marl_runner.rollout import RolloutEngine
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.streams import derive_seed
-from marl_runner.team import Agent, Team
+from marl_runner.team import Learner, Team
 from marl_runner.types import Sample, Task, Tracker
-from marl_runner.update import update_agent
+from marl_runner.update import update_learner
 
 
 class TrainingLoop:
@@ -71,7 +71,7 @@ class TrainingLoop:
                     self._evaluate()
                 self._step(task)
                 self.report.task_done(num_tasks)
-            self._update([agent for agent in self.team.agents if len(self.buffers[agent.index])])
+            self._update([learner for learner in self.team.learners if any(map(len, self._buffers_of(learner)))])
         self.report.train_event()
         if self.evaluator.enabled:
             self._evaluate()
@@ -94,22 +94,30 @@ class TrainingLoop:
             self._collect(samples_N, task)
 
     def _collect(self, samples_N: Sequence[Sample], task: Task) -> None:
-        """Puts one node's samples into the buffers, and updates the agents whose buffer is full."""
+        """Puts one node's samples into the buffers, and updates where one is full."""
         for sample in samples_N:
             if sample.trains:
                 self.buffers[sample.agent].add(sample)
             else:
                 self.report.abstained(sample, task)
-        self._update([agent for agent in self.team.agents if self.buffers[agent.index].ready])
-
-    def _update(self, agents: Sequence[Agent]) -> None:
-        """Empties the buffers of these agents into optimiser steps, concurrently where the team is."""
-        stats_by_agent = self.team.map(
-            lambda agent: update_agent(agent, self.buffers[agent.index].drain(), self.config), agents
+        self._update(
+            [learner for learner in self.team.learners if any(buffer.ready for buffer in self._buffers_of(learner))]
         )
-        for agent_stats in stats_by_agent:
-            for stats in agent_stats:
-                self.report.update(stats)
+
+    def _update(self, learners: Sequence[Learner]) -> None:
+        """Empties the buffers of these learners' agents into optimiser steps, concurrently where the team is."""
+        steps_by_learner = self.team.map(
+            lambda learner: update_learner(
+                learner, [buffer.drain() for buffer in self._buffers_of(learner)], self.config
+            ),
+            learners,
+        )
+        for steps in steps_by_learner:
+            for stats_N in steps:
+                self.report.update(stats_N)
+
+    def _buffers_of(self, learner: Learner) -> list[RolloutBuffer]:
+        return [self.buffers[agent.index] for agent in learner.agents]
 
     def _evaluate(self) -> None:
         """Evaluates; the training streams are left as they were."""

@@ -68,15 +68,16 @@ class TrainWindow:
         return metrics
 
 
-def update_metrics(stats: UpdateStats) -> Metrics:
-    """One optimiser step of one agent."""
-    name = f"agent_{stats.agent}"
-    return {
-        f"{name}/loss": stats.loss,
-        f"{name}/grad_norm": stats.grad_norm,
-        f"{name}/trained_tokens": float(stats.tokens),
-        f"{name}/learning_rate": stats.learning_rate,
-    }
+def update_metrics(stats_N: Sequence[UpdateStats]) -> Metrics:
+    """One optimiser step: of one agent, or of all that share its weights."""
+    metrics: Metrics = {}
+    for stats in stats_N:
+        name = f"agent_{stats.agent}"
+        metrics[f"{name}/loss"] = stats.loss
+        metrics[f"{name}/grad_norm"] = stats.grad_norm
+        metrics[f"{name}/trained_tokens"] = float(stats.tokens)
+        metrics[f"{name}/learning_rate"] = stats.learning_rate
+    return metrics
 
 
 def evaluation_metrics(rewards_S_H: Sequence[Sequence[float | None]], discount: float) -> Metrics:

@@ -16,8 +16,8 @@ from marl_runner.config import algorithm_name, settings
 from marl_runner.counts import TreeCounts, max_updates, num_evaluations, tree_counts
 from marl_runner.rewards.call import RewardCaller
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.tasks import tasks_of
 from marl_runner.trainers.checks import check_fields, reward_range
-from marl_runner.trainers.tasks import tasks_of
 from marl_runner.transitions.call import TransitionCaller
 from marl_runner.types import JointMode, Splits
 

@@ -100,10 +100,10 @@ class Reporter:
                 sample.turn + 1,
             )
 
-    def update(self, stats: UpdateStats) -> None:
-        """One optimiser step."""
+    def update(self, stats_N: Sequence[UpdateStats]) -> None:
+        """One optimiser step, of the agents that share its weights."""
         self._counters.updates += 1
-        self._log("update", update_metrics(stats))
+        self._log("update", update_metrics(stats_N))
 
     def evaluation(self, metrics: Metrics) -> None:
         """One evaluation."""

@@ -95,7 +95,7 @@ def sample_team(
             for prompt, completions_K in zip(prompts_P, completions_P_K, strict=True)
         ]
 
-    return team.map(answer)
+    return team.map_agents(answer)
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ SET_ELSEWHERE = {
     "joint_mode": "joint_mode",
     "num_agents": "agents.num_agents",
     "seed": "seed",
+    "output_dir": "hydra.run.dir",
 }
 """Fields of MAGRPOConfig that the command line sets outside the trainer group, and where."""
 

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_runner.advantage_modes import ADVANTAGE_MODES
 from marl_runner.errors import ConfigError
 from marl_runner.joint_modes import JOINT_MODES
+from marl_runner.old_names import CONFIG_NAMES, takes_old_names
 
 JOINT_MODE_ALIASES = {"align": "aligned", "crossed": "cross"}
+Config = TypeVar("Config")
+
 COMPAT = "comlrl-1.4"
 ALGORITHMS = {"mean": "MAGRPO", "raw": "MAREINFORCE", "rloo": "MARLOO", "max": "MAReMax"}
 """Advantage mode → the algorithm it makes; a mode of the user's own goes by its own name."""
 
 
+class Unstated(int):
+    """A team size that nobody stated: what the trainer is told goes before it."""
+
+
+UNSTATED_TEAM_SIZE = Unstated(2)
+
+
+def with_old_names(config_class: type[Config]) -> type[Config]:
+    """A config class whose constructor takes the settings' names of older CoMLRL versions too."""
+    config_class.__init__ = takes_old_names(CONFIG_NAMES)(config_class.__init__)  # type: ignore[method-assign]
+    return config_class
+
+
+@with_old_names
 @dataclass(frozen=True)
 class MAGRPOConfig:
     """Settings of multi-agent REINFORCE with the group mean as baseline.
 
     Attributes:
-        num_agents: Team size, >= 1.
+        num_agents: Team size, >= 1; where it is not stated, the trainer's.
         num_turns: Turns of an episode, >= 1; more than one needs an external transition.
         num_train_epochs: Passes over the training tasks, >= 1.
         agent_learning_rate: AdamW's rate, > 0.
@@ -64,12 +82,13 @@ class MAGRPOConfig:
         max_prompt_tokens: Longest prompt, >= 1; None is what the model's context leaves.
         overlong_prompt: "error", "drop" (the task, or the branch) or "truncate" (keeps the tail).
         nonfinite_reward: "error", or "abstain" to leave NaN and infinite rewards out and count them.
+        output_dir: Deprecated, as older CoMLRL versions had it: run folders are made in it; None is "outputs".
 
     Raises:
         ConfigError: A value is out of its range.
     """
 
-    num_agents: int = 2
+    num_agents: int = UNSTATED_TEAM_SIZE
     num_turns: int = 2
     num_train_epochs: int = 20
     agent_learning_rate: float = 5e-6
@@ -109,12 +128,16 @@ class MAGRPOConfig:
     max_prompt_tokens: int | None = None
     overlong_prompt: str = "error"
     nonfinite_reward: str = "error"
+    output_dir: str | None = None
 
     def __post_init__(self) -> None:
         self._check_integers()
         self._check_numbers()
         self._check_choices()
         self._check_devices()
+        if self.output_dir is not None:
+            # From the generated __init__, through the one that takes old names, to the caller.
+            warnings.warn("output_dir is an argument of the trainer now", DeprecationWarning, stacklevel=4)
         if self.train_batch_size is None:
             object.__setattr__(self, "train_batch_size", self.rollout_buffer_size)
         if self.max_rollout_rows < self.num_generations:
@@ -129,6 +152,11 @@ class MAGRPOConfig:
             )
 
     @property
+    def stated_num_agents(self) -> int | None:
+        """`num_agents`, or None where it is the default, which gives way to what the trainer is told."""
+        return None if isinstance(self.num_agents, Unstated) else self.num_agents
+
+    @property
     def applied_discount(self) -> float:
         """`discount`, which compat ignores as comlrl 1.4 does."""
         return 1.0 if self.compat == COMPAT else self.discount
@@ -141,7 +169,7 @@ class MAGRPOConfig:
                 continue
             if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
                 raise ConfigError(f"{name} must be a device, a list of devices or null, got {value}")
-            if len(entries) not in (1, self.num_agents):
+            if self.stated_num_agents is not None and len(entries) not in (1, self.num_agents):
                 raise ConfigError(
                     f"{name} has {len(entries)} entries, needs 1 or num_agents={self.num_agents}: {value}"
                 )
@@ -225,6 +253,7 @@ class MAGRPOConfig:
                 raise ConfigError(f"{name} must be true or false, got {vars(self)[name]!r}")
 
 
+@with_old_names
 @dataclass(frozen=True)
 class MAREINFORCEConfig(MAGRPOConfig):
     """MAGRPOConfig without a baseline."""
@@ -232,6 +261,7 @@ class MAREINFORCEConfig(MAGRPOConfig):
     advantage_mode: Any = "raw"
 
 
+@with_old_names
 @dataclass(frozen=True)
 class MARLOOConfig(MAGRPOConfig):
     """MAGRPOConfig with the leave-one-out baseline."""
@@ -239,6 +269,7 @@ class MARLOOConfig(MAGRPOConfig):
     advantage_mode: Any = "rloo"
 
 
+@with_old_names
 @dataclass(frozen=True)
 class MAReMaxConfig(MAGRPOConfig):
     """MAGRPOConfig with the group maximum as baseline."""

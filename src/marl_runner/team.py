@@ -1,4 +1,4 @@
-"""The team: N agents, each with its policy, formatter, optimiser and random streams."""
+"""The team: N agents, each with its policy, formatter and random streams, and the optimisers over their weights."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ class Agent:
         index: Its place in the team, from 0.
         policy: Samples and scores.
         formatter: From a task to the text it is sent.
-        optimizer: AdamW over the policy's parameters.
-        scheduler: Learning-rate schedule, stepped once per optimiser step.
         reference: Frozen copy for the penalty, or None.
         sample_rng: Stream of training completions, on the policy's device.
         eval_rng: Stream of evaluation completions, on the policy's device.
@@ -42,8 +40,6 @@ class Agent:
     index: int
     policy: Policy
     formatter: PromptFormatter
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
     reference: Policy | None
     sample_rng: torch.Generator
     eval_rng: torch.Generator
@@ -51,30 +47,53 @@ class Agent:
     micro_batch_size: int
 
 
+@dataclass
+class Learner:
+    """One set of weights: its optimiser, and the agents that act by it; one agent, unless several share a model.
+
+    Attributes:
+        agents: In order of their index; their gradients are added.
+        optimizer: AdamW over the weights.
+        scheduler: Learning-rate schedule, stepped once per optimiser step.
+    """
+
+    agents: tuple[Agent, ...]
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+
+
 class Team:
     """The agents, and how they run: one after the other, or concurrently.
 
     Args:
         agents: In order of their index.
-        parallel: Run `map` with one thread per agent; their devices do the work.
+        learners: Every agent is in one of them.
+        parallel: Run `map` with one thread per learner; their devices do the work.
     """
 
-    def __init__(self, agents: Sequence[Agent], parallel: bool) -> None:
+    def __init__(self, agents: Sequence[Agent], learners: Sequence[Learner], parallel: bool) -> None:
         self.agents = list(agents)
-        self._pool = ThreadPoolExecutor(len(agents), thread_name_prefix="agent") if parallel else None
+        self.learners = list(learners)
+        self._pool = ThreadPoolExecutor(len(learners), thread_name_prefix="learner") if parallel else None
 
-    def map(self, work: Callable[[Agent], Result], agents: Sequence[Agent] | None = None) -> list[Result]:
-        """Applies `work` to the given agents (default all) and returns the results in their order.
+    def map(self, work: Callable[[Learner], Result], learners: Sequence[Learner] | None = None) -> list[Result]:
+        """Applies `work` to the given learners (default all) and returns the results in their order.
 
-        An exception of one agent is raised after the others have ended.
+        An exception of one learner is raised after the others have ended.
         """
-        chosen = self.agents if agents is None else list(agents)
+        chosen = self.learners if learners is None else list(learners)
         if self._pool is None:
-            return [work(agent) for agent in chosen]
-        futures = [self._pool.submit(work, agent) for agent in chosen]
+            return [work(learner) for learner in chosen]
+        futures = [self._pool.submit(work, learner) for learner in chosen]
         for future in futures:
             future.exception()
         return [future.result() for future in futures]
+
+    def map_agents(self, work: Callable[[Agent], Result]) -> list[Result]:
+        """Applies `work` to every agent and returns the results in their order; agents of one learner take turns."""
+        results_by_learner = self.map(lambda learner: {agent.index: work(agent) for agent in learner.agents})
+        results = {index: result for results_N in results_by_learner for index, result in results_N.items()}
+        return [results[agent.index] for agent in self.agents]
 
     def save(self, folder: Path) -> None:
         """Writes each agent's model and tokenizer to `folder/agent_i`."""
@@ -83,37 +102,52 @@ class Team:
 
 
 def make_agent(
-    index: int,
-    policy: Policy,
-    formatter: PromptFormatter,
-    config: MAGRPOConfig,
-    reference_device: torch.device | None,
-    max_updates: int | None,
+    index: int, policy: Policy, formatter: PromptFormatter, config: MAGRPOConfig, reference: Policy | None
 ) -> Agent:
-    """Gives a policy its optimiser, schedule, reference and streams.
-
-    Args:
-        index: Agent index, which names its random streams.
-        policy: On its device already.
-        formatter: The agent's formatter.
-        config: The run's settings.
-        reference_device: Where its reference is put; None for no reference.
-        max_updates: Optimiser steps of a run of full trees, for schedules that end; None if unknown.
-    """
-    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=config.agent_learning_rate, weight_decay=config.weight_decay)
+    """Gives a policy, on its device already, the random streams that its index names."""
     return Agent(
         index=index,
         policy=policy,
         formatter=formatter,
-        optimizer=optimizer,
-        scheduler=make_scheduler(optimizer, config, max_updates),
-        reference=None if reference_device is None else policy.frozen_copy(reference_device),
+        reference=reference,
         sample_rng=seeded(policy.device, derive_seed(config.seed, "sample", index)),
         eval_rng=seeded(policy.device, derive_seed(config.seed, "eval", index)),
         update_rng=random.Random(derive_seed(config.seed, "update", index)),
         micro_batch_size=config.micro_batch_size,
     )
+
+
+def make_learners(agents: Sequence[Agent], config: MAGRPOConfig, max_updates: int | None) -> list[Learner]:
+    """One learner for each set of weights.
+
+    Args:
+        agents: In order of their index.
+        config: The run's settings.
+        max_updates: Optimiser steps of a run of full trees, for schedules that end; None if unknown.
+
+    Raises:
+        ConfigError: An agent has no weight to train, or two share some of their weights and not all.
+    """
+    agents_by_weights: dict[frozenset[torch.nn.Parameter], list[Agent]] = {}
+    for agent in agents:
+        weights = frozenset(parameter for parameter in agent.policy.parameters() if parameter.requires_grad)
+        if not weights:
+            raise ConfigError(f"agent {agent.index} has no trainable weights: all of them have requires_grad=False")
+        for others, owners in agents_by_weights.items():
+            if weights & others and weights != others:
+                raise ConfigError(
+                    f"agents {owners[0].index} and {agent.index} share some of their trainable weights and not all; "
+                    "share the whole model, or nothing"
+                )
+        agents_by_weights.setdefault(weights, []).append(agent)
+    return [make_learner(sharing, config, max_updates) for sharing in agents_by_weights.values()]
+
+
+def make_learner(agents: Sequence[Agent], config: MAGRPOConfig, max_updates: int | None) -> Learner:
+    """One optimiser and schedule over the weights that these agents have in common."""
+    weights = [parameter for parameter in agents[0].policy.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=config.agent_learning_rate, weight_decay=config.weight_decay)
+    return Learner(tuple(agents), optimizer, make_scheduler(optimizer, config, max_updates))
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: MAGRPOConfig, max_updates: int | None) -> Any:

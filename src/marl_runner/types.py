@@ -137,7 +137,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """One optimiser step of one agent: mean loss, gradient norm before clipping, trained tokens, rate used."""
+    """One agent's part in an optimiser step.
+
+    Attributes:
+        agent: Agent index.
+        loss: Mean loss of its minibatch.
+        grad_norm: Euclidean norm before clipping, of the sum over all agents that share the weights.
+        tokens: Trained tokens of its minibatch.
+        learning_rate: Rate of the step.
+    """
 
     agent: int
     loss: float

@@ -3,7 +3,17 @@
     A_k = R_k - max_l R_l
 
 After Li et al. (2024), "ReMax", whose baseline is the return of one greedy answer; here it is the best of the
-sampled group, and no extra greedy answer is generated. Never positive: only the best answer keeps its weight.
+sampled group, and no extra greedy answer is generated. Never positive: the best answer gets 0, the others are pushed
+down.
+
+The baseline depends on a_k, and the gradient is biased. In expectation, at a node and with c = 1 (aligned) or
+K**(N-1) (cross), it is
+
+    c * grad E[R] - 1/K * grad E[max_k R_k]
+    = what `mean` gives - 1/K * grad E[max_k R_k - mean_k R_k]
+
+with all that the agent did not choose itself held fixed: beside (K-1)/K of the objective it makes the best of a
+group stand out less. The bias does not vanish with more samples of the same K; docs/algorithms.md has its size.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     A_k = R_k
 
 Williams (1992), "Simple statistical gradient-following algorithms for connectionist reinforcement learning".
-Unbiased, with the largest variance of the four.
+In expectation the gradient is the objective's, E[R_k * grad log pi(a_k)], with the largest variance of the four.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@
 
 Kool et al. (2019), "Buy 4 REINFORCE samples, get a baseline for free!"; Ahmadian et al. (2024), "Back to
 basics" (RLOO). "Leave one out" is over the generations of ONE agent at ONE node, never over agents.
+
+In expectation the gradient is the objective's, as without a baseline: the others do not depend on a_k, so that what
+is subtracted, E[R_l * grad log pi(a_k)] = E[R_l] * E[grad log pi(a_k)], is 0. Early termination breaks that, because
+the others' returns then hang on a_k too.
 """
 
 from __future__ import annotations

@@ -68,16 +68,16 @@ def row_prompt(row: dict[str, Any]) -> str:
     return prompt
 
 
-def per_agent(formatters: Formatter | Sequence[Formatter] | None, num_agents: int) -> list[Formatter | None]:
+def per_agent(
+    formatters: Formatter | Sequence[Formatter] | None, num_agents: int, passthrough: bool
+) -> list[PromptFormatter]:
     """One formatter per agent from what the trainer was given.
 
     Raises:
         ConfigError: A sequence of another length.
     """
-    if formatters is None:
-        return [None] * num_agents
-    if callable(formatters):
-        return [formatters] * num_agents
+    if formatters is None or callable(formatters):
+        return [PromptFormatter(formatters, agent, passthrough) for agent in range(num_agents)]
     if len(formatters) != num_agents:
         raise ConfigError(f"formatters has {len(formatters)} entries, but the team has {num_agents} agents")
-    return list(formatters)
+    return [PromptFormatter(formatter, agent, passthrough) for agent, formatter in enumerate(formatters)]

@@ -1,4 +1,8 @@
-"""Cross: every combination of the agents' completions is scored, so J = K**N."""
+"""Cross: every combination of the agents' completions is scored, so J = K**N.
+
+A completion's return is a sum of K**(N-1) returns that each have the mean of an aligned one, so that in expectation
+the gradient is K**(N-1) times the aligned one under `raw`, `rloo` and `mean`.
+"""
 
 from __future__ import annotations
 

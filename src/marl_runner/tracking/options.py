@@ -17,7 +17,7 @@ from marl_runner.tracking.wandb import WandbTracker
 from marl_runner.types import Event, Node, Progress, Sample, Task, Tracker
 
 _WANDB_MODES = ("off", "online", "offline")
-_WANDB_KEYS = ("project", "entity", "name", "group", "tags", "mode")
+_WANDB_KEYS = ("project", "entity", "name", "run_name", "group", "tags", "mode", "dir", "config_sections")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,12 @@ class Tracking:
                 raise ConfigError(f"tracking.wandb_tags must have 1 to 64 characters each, got {tag!r}")
 
     def __call__(
-        self, folder: Path, config: dict[str, object], group: str | None = None, resumed: bool = False
+        self,
+        folder: Path,
+        config: dict[str, object],
+        group: str | None = None,
+        resumed: bool = False,
+        wandb_folder: Path | None = None,
     ) -> list[Tracker]:
         """Returns the trackers of one run; nothing is shown and wandb is not imported before the first event.
 
@@ -77,6 +82,7 @@ class Tracking:
             config: The whole resolved configuration as plain containers, for wandb.
             group: The sweep's name, the wandb group where `wandb_group` is None.
             resumed: True where the run continues from a checkpoint; only then is its wandb id used again.
+            wandb_folder: Where wandb's own files go; None is `folder`.
         """
         trackers: list[Tracker] = [JsonlTracker(folder, self.rollouts_every)]
         if self.console:
@@ -84,7 +90,7 @@ class Tracking:
         if self.wandb != "off":
             trackers.append(
                 WandbTracker(
-                    folder,
+                    folder if wandb_folder is None else wandb_folder,
                     mode=self.wandb,
                     project=self.wandb_project,
                     entity=self.wandb_entity,
@@ -132,13 +138,15 @@ class Trackers:
                 stack.callback(tracker.close, status)
 
 
-def default_trackers(folder: Path, wandb_config: Mapping[str, Any] | None) -> Trackers:
+def default_trackers(folder: Path, wandb_config: Mapping[str, Any] | None, settings: Mapping[str, object]) -> Trackers:
     """Returns the trackers of a trainer made in Python: files in `folder`, and a wandb run if one is asked for.
 
     Args:
         folder: Run folder, created with the first line written.
-        wandb_config: Any of `project` (default "marl-runner"), `entity`, `name`, `group`, `tags` and `mode`
-            (default "online"); None is no wandb run.
+        wandb_config: Any of `project` (default "marl-runner"), `entity`, `name` or `run_name`, `group`, `tags`,
+            `mode` (default "online"), `dir` (of wandb's own files; default `folder`) and `config_sections`, a
+            mapping shown beside the settings; None is no wandb run.
+        settings: The run's settings, shown by wandb as its configuration.
 
     Raises:
         ConfigError: An unknown key, or a value out of range.
@@ -155,8 +163,10 @@ def default_trackers(folder: Path, wandb_config: Mapping[str, Any] | None) -> Tr
         wandb_project=given.get("project", "marl-runner"),
         wandb_entity=given.get("entity"),
         wandb_group=given.get("group"),
-        wandb_name=given.get("name"),
+        wandb_name=given.get("name") or given.get("run_name"),
         wandb_tags=list(given.get("tags", ())),
         wandb_timeout_s=30.0,
     )
-    return Trackers(tracking(folder, {}))
+    wandb_folder = Path(given["dir"]) if "dir" in given else None
+    config = {**settings, **given.get("config_sections", {})}
+    return Trackers(tracking(folder, config, wandb_folder=wandb_folder))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from marl_runner.advantage_modes import ADVANTAGE_MODES
+from marl_runner.advice import mode_name
 from marl_runner.counts import max_updates, tree_counts
+from marl_runner.credit import CreditRules
 from marl_runner.errors import ConfigError
 from marl_runner.formatters.call import PromptFormatter
 from marl_runner.loading import fit_embeddings, load_model
+from marl_runner.policies.base import Policy
 from marl_runner.run_folder import refuse_used
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.streams import derive_seed
-from marl_runner.team import Team, make_agent, make_policy, resolve_devices
+from marl_runner.tasks import RepeatedTasks
+from marl_runner.team import Team, make_agent, make_learners, make_policy, resolve_devices
 from marl_runner.tracking.options import default_trackers
 from marl_runner.trainers.sources import Source
-from marl_runner.trainers.tasks import RepeatedTasks
 from marl_runner.types import JointMode, Tracker
 
 
@@ -43,7 +48,9 @@ def load_team(
         ConfigError: A model or device is not there, or a tokenizer is larger than its model.
     """
     devices = resolve_devices(config.agent_devices, len(sources), "agent_devices")
-    references = reference_devices(config, devices)
+    check_shared_devices(sources, devices)
+    places = reference_devices(config, devices)
+    copies: dict[tuple[int, torch.device], Policy] = {}
     agents = []
     for index, source in enumerate(sources):
         model = source.model
@@ -54,8 +61,35 @@ def load_team(
             seed = derive_seed(config.seed, "embeddings", index)
             fit_embeddings(model, source.tokenizer, loading.get("special_tokens"), seed, source.name)
         policy = make_policy(model, source.tokenizer, devices[index], config)
-        agents.append(make_agent(index, policy, formatters[index], config, references[index], num_updates))
-    return Team(agents, parallel=config.parallel_training == "mp")
+        reference = reference_of(policy, model, places[index], copies)
+        agents.append(make_agent(index, policy, formatters[index], config, reference))
+    return Team(agents, make_learners(agents, config, num_updates), parallel=config.parallel_training == "mp")
+
+
+def check_shared_devices(sources: Sequence[Source], devices: Sequence[torch.device]) -> None:
+    """Raises ConfigError if a model object that several agents share is asked to be on two devices."""
+    places: dict[int, tuple[int, torch.device]] = {}
+    for index, (source, device) in enumerate(zip(sources, devices, strict=True)):
+        if isinstance(source.model, str):
+            continue
+        first, place = places.setdefault(id(source.model), (index, device))
+        if place != device:
+            raise ConfigError(
+                f"agents {first} and {index} are one model object, which cannot be on {place} and on {device}; "
+                "give them the same agent_devices entry, or each a model of its own"
+            )
+
+
+def reference_of(
+    policy: Policy, model: Any, device: torch.device | None, copies: dict[tuple[int, torch.device], Policy]
+) -> Policy | None:
+    """An agent's frozen reference, from `copies` where an agent of the same model has one on that device already."""
+    if device is None:
+        return None
+    key = (id(model), device)
+    if key not in copies:
+        copies[key] = policy.frozen_copy(device)
+    return copies[key]
 
 
 def reference_devices(config: MAGRPOConfig, devices: Sequence[torch.device]) -> list[torch.device | None]:
@@ -81,16 +115,38 @@ def count_updates(config: MAGRPOConfig, joint_mode: JointMode, tasks: RepeatedTa
     return max_updates(config, tree_counts(config, num_joint_actions).nodes, tasks.length)
 
 
-def default_tracker(algorithm: str, output_dir: str | Path | None, wandb_config: Mapping[str, Any] | None) -> Tracker:
-    """Files in `output_dir`, by default `outputs/<algorithm>-<time>`, and a W&B run if one is configured.
+def settings_for(config: MAGRPOConfig, size: int) -> MAGRPOConfig:
+    """The settings with the team's size in them, where they did not state one."""
+    if config.stated_num_agents is not None:
+        return config
+    return dataclasses.replace(config, num_agents=size, output_dir=None)
+
+
+def credit_rules(config: MAGRPOConfig, joint_mode: JointMode) -> CreditRules:
+    """From returns to advantages, as the settings say."""
+    return CreditRules(
+        joint_mode=joint_mode,
+        advantage_mode=resolve_mode(config.advantage_mode, ADVANTAGE_MODES),
+        normalize=config.advantage_normalization,
+        reference_kl_coef=config.reference_kl_coef,
+        objective_weighting=config.node_weighting == "objective",
+    )
+
+
+def new_run_folder(parent: str | None, algorithm: str) -> Path:
+    """A folder named after algorithm and time, to the microsecond, in `parent`; None is "outputs"."""
+    return Path("outputs" if parent is None else parent) / f"{algorithm}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+
+
+def default_tracker(folder: Path, config: MAGRPOConfig, wandb_config: Mapping[str, Any] | None) -> Tracker:
+    """Files in `folder`, and a W&B run if one is configured.
 
     Raises:
         RunFolderError: The folder holds an earlier run.
     """
-    folder = Path("outputs") / f"{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-    chosen = folder if output_dir is None else Path(output_dir)
-    refuse_used(chosen)
-    return default_trackers(chosen, wandb_config)
+    refuse_used(folder)
+    named = {"joint_mode": mode_name(config.joint_mode), "advantage_mode": mode_name(config.advantage_mode)}
+    return default_trackers(folder, wandb_config, {**dataclasses.asdict(config), **named})
 
 
 def resolve_mode(mode: Any, table: Mapping[str, Callable[[], Any]]) -> Any:

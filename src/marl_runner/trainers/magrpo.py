@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from marl_runner.advantage_modes import ADVANTAGE_MODES
-from marl_runner.credit import CreditRules
 from marl_runner.errors import ConfigError, DataError
 from marl_runner.evaluate import EvalAggregator, EvalLogger, Evaluator
-from marl_runner.formatters.call import PromptFormatter, per_agent
+from marl_runner.formatters.call import per_agent
 from marl_runner.joint_modes import JOINT_MODES
 from marl_runner.loop import TrainingLoop
+from marl_runner.old_names import TRAINER_NAMES, takes_old_names
 from marl_runner.reporter import Counters
 from marl_runner.rollout import RolloutEngine
 from marl_runner.settings import (
@@ -21,7 +20,16 @@ from marl_runner.settings import (
     MAReMaxConfig,
     MARLOOConfig,
 )
-from marl_runner.trainers.assembly import count_updates, default_tracker, load_team, resolve_mode
+from marl_runner.tasks import RepeatedTasks
+from marl_runner.trainers.assembly import (
+    count_updates,
+    credit_rules,
+    default_tracker,
+    load_team,
+    new_run_folder,
+    resolve_mode,
+    settings_for,
+)
 from marl_runner.trainers.checks import (
     algorithm_of,
     check_callbacks,
@@ -35,7 +43,6 @@ from marl_runner.trainers.sources import (
     resolve_sources,
     team_size,
 )
-from marl_runner.trainers.tasks import RepeatedTasks, tasks_of
 from marl_runner.types import Metrics, Tracker
 
 
@@ -43,24 +50,27 @@ class MAGRPOTrainer:
     """Trains a team with multi-agent REINFORCE; the group mean is the baseline.
 
     Args:
-        agent_model: Model identifier of N homogeneous agents.
-        agents: One model identifier, transformers model or Policy per agent.
+        agent_model: Model identifier of N homogeneous agents; beside preloaded `agents` only a label.
+        agents: One model identifier, transformers model or Policy per agent. Agents that are the same object share
+            their weights: one optimiser, and their gradients are added.
         num_agents: Team size; from `agents` or `args` if not given, else 2.
         tokenizer: One shared or one per agent; optional for identifiers.
-        model_config: `dtype`, `attn_implementation`, `special_tokens` for loading.
+        model_config: `dtype`, `attn_implementation`, `special_tokens` for loading; also inside `model_kwargs`.
         train_dataset: Rows to train on, needed by `train()`: a list of dicts, or any iterable of rows.
         eval_dataset: Rows to evaluate on.
         reward_func: `reward(*completions_per_agent)` → one number per joint action; required. Called once per
-            joint action with lists of one text; receives `prompts` and `batch_items` if it names them.
+            joint action with lists of one text; receives `prompts`, `batch_items` and `batch_item` if it names them.
         reward_processor: Applied to every reward.
         formatters: One callable or one per agent, from a row to the text sent.
         external_transition: Makes the next turn's prompts; required when `num_turns` > 1.
-        wandb_config: `project`, `entity`, `name`, `group`, `tags`, `mode`; None starts no W&B run.
+        wandb_config: `project`, `entity`, `name` (or `run_name`), `group`, `tags`, `mode`, `dir`,
+            `config_sections`; None starts no W&B run.
         eval_logger: Per-task metrics of an evaluation; works only with `eval_aggregator`.
         eval_aggregator: From those to logged metrics.
         args: The settings; default `config_class()` of the team's size.
         tracker: Told what happens; default writes `metrics.jsonl` and `rollouts.jsonl` into `output_dir`.
         output_dir: Folder of the default tracker; default `outputs/<algorithm>-<time>`.
+        model, reward_funcs, dataset_type: Older CoMLRL names, taken with a DeprecationWarning.
 
     Raises:
         ConfigError: Arguments that are missing, contradict each other or do not fit.
@@ -70,6 +80,7 @@ class MAGRPOTrainer:
     config_class: ClassVar[type[MAGRPOConfig]] = MAGRPOConfig
     algorithm: str = "MAGRPO"
 
+    @takes_old_names(TRAINER_NAMES)
     def __init__(
         self,
         agent_model: str | None = None,
@@ -91,37 +102,29 @@ class MAGRPOTrainer:
         tracker: Tracker | None = None,
         output_dir: str | Path | None = None,
     ) -> None:
-        size = team_size(agents, num_agents, None if args is None else args.num_agents)
-        self.args = self.config_class(num_agents=size) if args is None else args
+        given = self.config_class() if args is None else args
+        size = team_size(agents, num_agents, given.stated_num_agents)
+        self.args = settings_for(given, size)
         self.algorithm = algorithm_of(type(self), self.args)
         hooks = check_hooks(self.args, size, reward_func, reward_processor, external_transition)
         check_callbacks(eval_logger, eval_aggregator)
         self._closes_tracker = tracker is None
-        self.tracker = default_tracker(self.algorithm, output_dir, wandb_config) if tracker is None else tracker
+        folder = new_run_folder(given.output_dir, self.algorithm) if output_dir is None else Path(output_dir)
+        self.tracker = default_tracker(folder, self.args, wandb_config) if tracker is None else tracker
 
         loading = check_model_config(model_config)
         sources = resolve_sources(resolve_models(agent_model, agents, size), tokenizer, loading.get("special_tokens"))
-        passthrough = self.args.external_prompt_passthrough
-        prompt_formatters = [
-            PromptFormatter(formatter, agent, passthrough)
-            for agent, formatter in enumerate(per_agent(formatters, size))
-        ]
+        prompt_formatters = per_agent(formatters, size, self.args.external_prompt_passthrough)
         self.train_tasks = None if train_dataset is None else RepeatedTasks(train_dataset)
-        self.eval_tasks = [] if eval_dataset is None else list(tasks_of(eval_dataset, name="eval-"))
-        known_tasks = [*(() if self.train_tasks is None else self.train_tasks.known()), *self.eval_tasks]
+        self.eval_tasks = RepeatedTasks(eval_dataset or (), name="eval-")
+        known_tasks = [*(() if self.train_tasks is None else self.train_tasks.known()), *self.eval_tasks.known()]
         check_fields(known_tasks, reward_func)
         check_first_prompts(known_tasks, sources, prompt_formatters, self.args)
 
         joint_mode = resolve_mode(self.args.joint_mode, JOINT_MODES)
         num_updates = count_updates(self.args, joint_mode, self.train_tasks)
         self.team = load_team(sources, prompt_formatters, loading, self.args, num_updates)
-        self.rules = CreditRules(
-            joint_mode=joint_mode,
-            advantage_mode=resolve_mode(self.args.advantage_mode, ADVANTAGE_MODES),
-            normalize=self.args.advantage_normalization,
-            reference_kl_coef=self.args.reference_kl_coef,
-            objective_weighting=self.args.node_weighting == "objective",
-        )
+        self.rules = credit_rules(self.args, joint_mode)
         self.engine = RolloutEngine(self.team, *hooks, joint_mode, self.args)
         self.evaluator = Evaluator(self.engine, self.eval_tasks, eval_logger, eval_aggregator, self.args)
         self.counters = Counters()

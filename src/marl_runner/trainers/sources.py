@@ -74,7 +74,7 @@ def resolve_models(agent_model: Any, agents: Sequence[Any] | None, num_agents: i
     """One model, policy or identifier per agent.
 
     Raises:
-        ConfigError: None or contradictory ones were given, or one model object serves two agents.
+        ConfigError: None or contradictory ones were given.
     """
     agent_model = _identifier(agent_model)
     if agent_model is not None and not isinstance(agent_model, str):
@@ -86,9 +86,6 @@ def resolve_models(agent_model: Any, agents: Sequence[Any] | None, num_agents: i
     agents = [_identifier(agent) for agent in agents]
     if agent_model is not None and any(agent != agent_model for agent in agents if isinstance(agent, str)):
         raise ConfigError(f"agent_model={agent_model} contradicts agents={agents}; pass one of them")
-    objects = [id(agent) for agent in agents if not isinstance(agent, str)]
-    if len(set(objects)) < len(objects):
-        raise ConfigError("two agents are the same model object; give each agent a model of its own")
     return agents
 
 
@@ -148,12 +145,13 @@ def add_special_tokens(tokenizer: Any, special_tokens: Mapping[str, str] | None)
 
 
 def check_model_config(model_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The model configuration as a dict with known keys only.
+    """The model configuration as a dict with known keys only; those inside `model_kwargs` go before the others.
 
     Raises:
         ConfigError: An unknown key, naming the nearest, or an unknown dtype.
     """
     known = dict(model_config or {})
+    known |= known.pop("model_kwargs", None) or {}
     for key in known:
         if key not in MODEL_CONFIG_KEYS:
             near = get_close_matches(key, MODEL_CONFIG_KEYS, n=1)
