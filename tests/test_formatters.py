@@ -148,8 +148,15 @@ def test_a_role_puts_the_prompt_in_its_place_and_leaves_other_braces_alone():
     assert role({"prompt": "{prompt}{0}"}) == 'Answer {"x": {prompt}{0}} to {prompt}{0}'
 
 
+def test_a_role_may_name_any_column_and_what_is_put_in_is_not_read_again():
+    role = RoleFormatter("Write {entry_point} in {level} lines: {prompt}")
+    assert role({"prompt": "{level}", "entry_point": "f", "level": 3}) == "Write f in 3 lines: {level}"
+    with pytest.raises(DataError, match=r"\{entry_pont\} is no column of the row, which has prompt, entry_point"):
+        PromptFormatter(RoleFormatter("Write {entry_pont}"), 0, False)(Task("1", {"prompt": "p", "entry_point": "f"}))
+
+
 def test_a_role_without_a_place_for_the_prompt_is_refused():
-    with pytest.raises(ConfigError, match=r"agents.role_prompts: 'Answer \{\}' has no \{prompt\} in it"):
+    with pytest.raises(ConfigError, match=r"'Answer \{\}' has no \{prompt\} or other column in it"):
         RoleFormatter("Answer {}")
 
 

@@ -26,7 +26,8 @@ class Pretrained:
         attn_implementation: sdpa, eager, …; null leaves it to transformers.
         chat_template: Wrap prompts in the model's chat template.
         system_prompt: System message of the chat; null sends none of ours.
-        role_prompts: Text with `{prompt}` for each agent, around the task's prompt; null sends it as it is.
+        role_prompts: Text for each agent with columns of the row in braces, `{prompt}` first of all; null sends the
+            prompt as it is.
         special_tokens: Tokens to add, by role (`pad_token: "<pad>"`); the embeddings grow with
             them. null adds none.
     """
