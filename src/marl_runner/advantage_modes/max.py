@@ -12,8 +12,9 @@ K**(N-1) (cross), it is
     c * grad E[R] - 1/K * grad E[max_k R_k]
     = what `mean` gives - 1/K * grad E[max_k R_k - mean_k R_k]
 
-with all that the agent did not choose itself held fixed: beside (K-1)/K of the objective it makes the best of a
-group stand out less. The bias does not vanish with more samples of the same K; docs/algorithms.md has its size.
+where R_k is what is credited to the agent's completion k, and the gradient that of the agent's own policy: beside
+the objective it makes the best of a group stand out less. Averaging over more groups does not take the bias away;
+docs/algorithms.md has its size on an enumerated team.
 """
 
 from __future__ import annotations
