@@ -151,6 +151,13 @@ def test_null_parallel_training_is_none_and_mp_needs_devices():
         MAGRPOConfig(parallel_training="mp")
 
 
+@pytest.mark.parametrize("field", ["joint_mode", "advantage_mode"])
+@pytest.mark.parametrize("value", [None, 3, len])
+def test_a_mode_is_a_name_or_an_object_of_its_kind(field, value):
+    with pytest.raises(ConfigError, match=f"{field} must be one of "):
+        MAGRPOConfig(**{field: value})
+
+
 def test_a_batch_must_hold_the_completions_of_one_prompt():
     with pytest.raises(ConfigError, match="max_rollout_rows=4 must be at least num_generations=8"):
         MAGRPOConfig(num_generations=8, max_rollout_rows=4)

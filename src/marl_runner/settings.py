@@ -13,6 +13,7 @@ from marl_runner.advantage_modes import ADVANTAGE_MODES
 from marl_runner.errors import ConfigError
 from marl_runner.joint_modes import JOINT_MODES
 from marl_runner.old_names import CONFIG_NAMES, takes_old_names
+from marl_runner.types import AdvantageMode, JointMode
 
 JOINT_MODE_ALIASES = {"align": "aligned", "crossed": "cross"}
 Config = TypeVar("Config")
@@ -232,8 +233,9 @@ class MAGRPOConfig:
             object.__setattr__(self, "parallel_training", "none")
         if isinstance(self.joint_mode, str):
             object.__setattr__(self, "joint_mode", JOINT_MODE_ALIASES.get(self.joint_mode, self.joint_mode))
+        if not isinstance(self.joint_mode, JointMode):
             check_choice("joint_mode", self.joint_mode, tuple(JOINT_MODES))
-        if isinstance(self.advantage_mode, str):
+        if not isinstance(self.advantage_mode, AdvantageMode):
             check_choice("advantage_mode", self.advantage_mode, tuple(ADVANTAGE_MODES))
         check_choice("parallel_training", self.parallel_training, ("none", "mp"))
         check_choice("lr_scheduler", self.lr_scheduler, ("constant", "linear", "cosine"))

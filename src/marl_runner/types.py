@@ -196,6 +196,7 @@ class Progress:
     return_mean: float | None = None
 
 
+@runtime_checkable
 class AdvantageMode(Protocol):
     """Baseline over one agent's generations at one node: returns_K (all present) → advantages_K."""
 
@@ -205,6 +206,7 @@ class AdvantageMode(Protocol):
     def __call__(self, returns_K: Sequence[float]) -> list[float]: ...
 
 
+@runtime_checkable
 class JointMode(Protocol):
     """Owns both which joint actions are scored and how their returns are credited to completions."""
 

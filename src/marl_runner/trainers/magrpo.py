@@ -116,7 +116,7 @@ class MAGRPOTrainer:
         sources = resolve_sources(resolve_models(agent_model, agents, size), tokenizer, loading.get("special_tokens"))
         prompt_formatters = per_agent(formatters, size, self.args.external_prompt_passthrough)
         self.train_tasks = None if train_dataset is None else RepeatedTasks(train_dataset)
-        self.eval_tasks = RepeatedTasks(eval_dataset or (), name="eval-")
+        self.eval_tasks = RepeatedTasks(() if eval_dataset is None else eval_dataset, name="eval-")
         known_tasks = [*(() if self.train_tasks is None else self.train_tasks.known()), *self.eval_tasks.known()]
         check_fields(known_tasks, reward_func)
         check_first_prompts(known_tasks, sources, prompt_formatters, self.args)
