@@ -21,8 +21,9 @@ from marl_runner.credit import CreditRules, credit_node
 from marl_runner.joint_modes import JOINT_MODES
 from marl_runner.returns import with_returns
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.tracking.options import Trackers
 from marl_runner.trainers.magrpo import MAGRPOTrainer
-from marl_runner.types import Event, JointAction, Node, Progress, Prompt, Sample, Task
+from marl_runner.types import JointAction, Node, Prompt, Sample
 from marl_runner.update import backward
 from tabular_team import FIRST_STATE, LATER_STATES, NUM_AGENTS, Gradients, TabularTeam
 
@@ -194,18 +195,6 @@ def expected_samples(team: TabularTeam, case: Case, turn: int, state: int, law: 
     )
 
 
-class Silent:
-    """A tracker that keeps nothing: the trainer here is only asked for its engine, its credit and its agents."""
-
-    def log(self, event: Event) -> None: ...
-
-    def progress(self, progress: Progress) -> None: ...
-
-    def rollout(self, task: Task, root: Node, samples: Sequence[Sample]) -> None: ...
-
-    def close(self, status: str) -> None: ...
-
-
 def make_trainer(team: TabularTeam, case: Case, threshold: float | None = None) -> MAGRPOTrainer:
     """The two policies and their game in marl_runner, under the options of a case."""
     place = {completion.text: index for index, completion in enumerate(team.policies[0].completions)}
@@ -232,7 +221,7 @@ def make_trainer(team: TabularTeam, case: Case, threshold: float | None = None) 
         reward_func=reward,
         external_transition=transition,
         args=config,
-        tracker=Silent(),
+        tracker=Trackers([]),
     )
 
 

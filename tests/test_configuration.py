@@ -399,6 +399,17 @@ def test_a_type_is_described_in_words(kind, words):
             "agents.role_prompts has 1 entries, but agents.num_agents=2",
         ),
         (
+            [
+                "agents=pretrained",
+                "agents.model=x",
+                "agents.role_prompts=['{prompt}','{title}']",
+                "transition=revise",
+                "trainer.num_turns=2",
+            ],
+            "agents.role_prompts: '{title}' has no {prompt}, so its agent would not see what the transition says; "
+            "put {prompt} in it, or set trainer.external_prompt_passthrough=true",
+        ),
+        (
             ["agents=pretrained", "agents.dtype=float8"],
             "agents.dtype must be one of float32, bfloat16, float16, got 'float8'; nearest: float32",
         ),

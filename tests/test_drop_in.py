@@ -11,13 +11,20 @@ Each test is one shape of script as people write it, over tiny real models:
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
+import inspect
 import json
+import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from datasets import Dataset, IterableDataset
+from omegaconf import OmegaConf
 
 from marl_runner import (
     MAGRPOConfig,
@@ -30,7 +37,8 @@ from marl_runner import (
     MARLOOTrainer,
     RewardProcessors,
 )
-from marl_runner.errors import ConfigError
+from marl_runner.errors import ConfigError, RolloutError
+from marl_runner.settings import UNSTATED_TEAM_SIZE
 from models import tiny_gpt2, tiny_llama, tiny_tokenizer
 
 ROWS = [{"prompt": "abc", "target": 2}, {"prompt": "de", "target": 3}]
@@ -56,6 +64,7 @@ def settings(config_class=MAGRPOConfig, **changes):
         "max_new_tokens": 4,
         "num_turns": 1,
         "temperature": 1.0,
+        "weight_decay": 0.0,  # or every weight would move, whatever the reward
     }
     return config_class(**(values | changes))
 
@@ -111,6 +120,11 @@ def test_preloaded_models_one_tokenizer_a_partial_reward_and_a_scale(config_clas
     assert (made.num_agents, made.args.num_agents, moved) == (2, 2, [True, True])
 
 
+def test_a_reward_that_says_nothing_moves_nothing():
+    _, moved = trained(reward_func=lambda first, second: [0.5])
+    assert moved == [False, False]
+
+
 def test_the_scale_reaches_the_recorded_rewards(tmp_path):
     trained(reward_func=lambda first, second: [0.25], reward_processor=RewardProcessors.scale(100.0))
     assert rewards_of(tmp_path) == [25.0, 25.0]
@@ -120,6 +134,55 @@ def test_the_scale_reaches_the_recorded_rewards(tmp_path):
 def test_one_agent_is_grpo_without_a_word_in_the_settings(told):
     made, moved = trained(models=[tiny_llama()], reward_func=lambda texts: [float(len(texts[0]))], **told)
     assert (made.num_agents, made.args.num_agents, moved) == (1, 1, [True])
+
+
+def test_settings_that_say_nothing_of_the_size_pass_through_yaml_and_copies():
+    plain = dataclasses.asdict(MAGRPOConfig())
+    assert yaml.safe_load(yaml.safe_dump(plain)) == OmegaConf.to_container(OmegaConf.create(plain)) == plain
+    config = MAGRPOConfig()
+    for same in (copy.copy(config), dataclasses.replace(config, seed=1), pickle.loads(pickle.dumps(config))):
+        assert (same.num_agents, same.stated_num_agents) == (2, None)
+
+
+def test_settings_of_a_class_with_a_constructor_of_its_own():
+    class Mine(MAGRPOConfig):
+        def __init__(self, **changes):
+            super().__init__(**(dict(vars(settings())) | {"num_agents": UNSTATED_TEAM_SIZE} | changes))
+
+    made, moved = trained(Mine(), models=[tiny_llama()], reward_func=lambda texts: [float(len(texts[0]))])
+    assert (made.args.num_agents, moved) == (1, [True])
+
+
+@pytest.mark.parametrize(
+    ("args", "got"),
+    [({}, "a builtins.dict"), (MAGRPOConfig, "the class marl_runner.settings.MAGRPOConfig"), ("x", "a builtins.str")],
+)
+def test_settings_that_are_none_are_refused_with_what_to_import(args, got):
+    with pytest.raises(ConfigError, match=rf"args must be a MAGRPOConfig\(…\) imported from marl_runner, got {got}"):
+        MAGRPOTrainer(agents=[tiny_llama()], args=args)
+
+
+def test_numbers_of_numpy_and_modes_in_capitals_are_taken():
+    config = MAGRPOConfig(
+        num_generations=np.int64(3),
+        agent_learning_rate=np.float32(0.5),
+        joint_mode="Crossed",
+        advantage_mode="RLOO",
+        parallel_training="NONE",
+    )
+    kept = (config.num_generations, config.agent_learning_rate, config.joint_mode, config.advantage_mode)
+    assert kept == (3, 0.5, "cross", "rloo")
+    assert [type(value) for value in kept[:2]] == [int, float]
+    assert config.parallel_training == "none"
+
+
+def test_a_script_that_filters_by_the_signature_keeps_the_old_names():
+    candidate = {"learning_rate": 1e-4, "normalize_advantage": False, "unknown": 1}
+    known = inspect.signature(MAGRPOConfig.__init__).parameters
+    kept = {name: value for name, value in candidate.items() if name in known}
+    with pytest.warns(DeprecationWarning, match="is called"):
+        config = MAGRPOConfig(**kept)
+    assert (config.agent_learning_rate, config.advantage_normalization) == (1e-4, False)
 
 
 def test_a_size_stated_twice_must_agree():
@@ -147,12 +210,17 @@ def test_agents_of_different_architectures_may_have_a_tokenizer_each():
     assert not any(torch.equal(old, weights(model)) for old, model in zip(before, models, strict=True))
 
 
+def letter_sums(first, second):
+    """No two texts of a few letters get the same number easily."""
+    return [sum(map(ord, first[0])) % 13 + sum(map(ord, second[0])) % 11 / 16]
+
+
 def test_cross_with_mp_on_two_cpu_devices_gives_the_numbers_of_one_after_the_other():
     """K = 2, N = 2: 4 joint actions."""
     runs = []
     for placed in ({}, {"parallel_training": "mp", "agent_devices": ["cpu", "cpu"]}):
         models = [tiny_llama(seed=1), tiny_llama(seed=2)]
-        made, moved = trained(settings(joint_mode="cross", **placed), models=models)
+        made, moved = trained(settings(joint_mode="cross", **placed), models=models, reward_func=letter_sums)
         assert moved == [True, True]
         assert made.counters.env_step == 2 * 4
         runs.append([weights(model) for model in models])
@@ -284,7 +352,26 @@ def test_an_eval_logger_and_its_aggregator():
     assert {"eval/turn_1/reward_mean", "eval/turn_1/expected_return"} <= metrics.keys()
 
 
+def test_an_evaluation_callback_that_does_not_fit_is_named():
+    def old_logger(agent_completions_turns, test_cases):
+        return []
+
+    with pytest.raises(ConfigError, match="old_logger needs test_cases, which is not offered"):
+        trained(eval_dataset=ROWS, eval_logger=old_logger, eval_aggregator=lambda metrics, num_turns: {})
+
+    def empty(metrics, num_turns):
+        return {"turn_1/level": None}
+
+    with pytest.raises(RolloutError, match="empty returned turn_1/level=None, expected a number"):
+        trained(eval_dataset=ROWS, eval_logger=lambda **given: [], eval_aggregator=empty)
+
+
 # --- 4: rows ----------------------------------------------------------------------------------------------------
+
+
+class Chain(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(ROWS)
 
 
 class MapStyle(torch.utils.data.Dataset):
@@ -304,6 +391,7 @@ class MapStyle(torch.utils.data.Dataset):
         IterableDataset.from_generator(lambda: iter(ROWS)),
         Dataset.from_list(ROWS).to_iterable_dataset(),
         MapStyle(),
+        torch.utils.data.ChainDataset([Chain()]),
     ],
 )
 def test_rows_of_every_kind_are_read_once_in_each_epoch(rows):
@@ -320,6 +408,32 @@ def test_a_stream_without_end_can_be_evaluated_on():
 
     made, _ = trained(eval_dataset=Endless())
     assert "eval/turn_1/reward_mean" in made.evaluate(num_eval_samples=3)
+
+
+def test_a_stream_that_claims_a_length_is_read_that_far_before_training():
+    class Claims(torch.utils.data.IterableDataset):
+        def __len__(self):
+            return 2
+
+        def __iter__(self):
+            while True:
+                yield from ROWS
+
+    made = MAGRPOTrainer(
+        agents=[tiny_llama()],
+        tokenizer=tiny_tokenizer(),
+        reward_func=lambda a: [0.0],
+        train_dataset=Claims(),
+        args=settings(),
+    )
+    assert made.train_tasks.length == 2
+
+
+@pytest.mark.parametrize("rows", [5, lambda: iter(ROWS)])
+def test_what_is_no_dataset_is_refused_by_the_argument_s_name(rows):
+    for argument in ("train_dataset", "eval_dataset"):
+        with pytest.raises(ConfigError, match=rf"{argument} is .*: pass a list of dicts or a dataset"):
+            trained(**{"train_dataset": ROWS, argument: rows})
 
 
 def test_rows_without_a_prompt_column_go_through_a_formatter():
@@ -407,6 +521,13 @@ def test_a_whole_script_of_an_older_version(tmp_path):
     assert (tmp_path / "runs" / "final_model" / "agent_1" / "config.json").is_file()
     assert len(list(tmp_path.glob("runs/MAGRPO-*/metrics.jsonl"))) == 1
     assert not (tmp_path / "outputs").exists()
+
+
+def test_a_config_in_a_trainer_keeps_the_folder_that_older_versions_had():
+    with pytest.warns(DeprecationWarning, match="output_dir"):
+        config = settings(output_dir="runs")
+    made, _ = trained(config, models=[tiny_llama()], reward_func=lambda texts: [0.0])
+    assert made.args.output_dir == "runs"
 
 
 def test_old_and_new_name_together_are_refused():

@@ -25,6 +25,7 @@ from exact_gradients import (
     cases,
     deviation,
     discount_facts,
+    main,
     measured_gradients,
     mode_factor,
     ratios,
@@ -169,6 +170,23 @@ def test_early_termination_leaves_the_siblings_out_in_the_stated_way(mode):
     assert deviation(measured, [stopped_gradients(small, mode, 0.5)]) < TOLERANCE
     full = [gradient(stopped_tree(small, 2, 0.5, others_held=False), policy) for policy in small.policies]
     assert deviation(measured, [full]) > 0.1
+
+
+def test_the_documentation_has_the_size_of_the_bias_of_early_termination(team):
+    full = [gradient(stopped_tree(team, 2, DEFAULT_THRESHOLD, others_held=False), policy) for policy in team.policies]
+    for mode in ("raw", "rloo"):
+        first, second = similarity([stopped_gradients(team, mode, DEFAULT_THRESHOLD)], [full])
+        for at in range(2):  # cosines, ratios
+            assert f"{first[at]:.3f}; {second[at]:.3f}" in PAGE.read_text()
+
+
+@pytest.mark.slow
+def test_the_script_prints_its_table_and_finds_every_statement_true(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["exact_gradients.py"])
+    assert main() == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]) == 1 + len(
+        list(cases())
+    )
 
 
 def test_early_termination_that_never_comes_changes_nothing(team):

@@ -149,10 +149,17 @@ def test_a_role_puts_the_prompt_in_its_place_and_leaves_other_braces_alone():
 
 
 def test_a_role_may_name_any_column_and_what_is_put_in_is_not_read_again():
-    role = RoleFormatter("Write {entry_point} in {level} lines: {prompt}")
-    assert role({"prompt": "{level}", "entry_point": "f", "level": 3}) == "Write f in 3 lines: {level}"
-    with pytest.raises(DataError, match=r"\{entry_pont\} is no column of the row, which has prompt, entry_point"):
-        PromptFormatter(RoleFormatter("Write {entry_pont}"), 0, False)(Task("1", {"prompt": "p", "entry_point": "f"}))
+    role = RoleFormatter("Write {entry_point} in {level} lines, as {{name}}: {prompt}")
+    assert role({"prompt": "{level}", "entry_point": "f", "level": 3}) == "Write f in 3 lines, as {name}: {level}"
+
+
+def test_a_role_that_names_no_column_or_an_empty_one_says_so_and_how_braces_are_written():
+    formatter = PromptFormatter(RoleFormatter("{prompt} {result}"), 0, False)
+    for row in ({"prompt": "p"}, {"prompt": "p", "result": None}):
+        with pytest.raises(
+            DataError, match=r"the row has no 'result' but prompt.*; write \{\{result\}\} for the braces"
+        ):
+            formatter(Task("1", row))
 
 
 def test_a_role_without_a_place_for_the_prompt_is_refused():

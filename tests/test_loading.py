@@ -352,6 +352,12 @@ def test_no_agents_contradictory_agents_and_misplaced_models_are_refused():
             resolve_models(*arguments)
 
 
+@pytest.mark.parametrize("entry", [None, 1, {}])
+def test_an_agent_that_is_no_model_is_refused(entry):
+    with pytest.raises(ConfigError, match=f"an agent must be a model identifier, a model or a Policy, got {entry}"):
+        trainer_of(agents=[tiny_llama(), entry], tokenizer=tiny_tokenizer())
+
+
 def test_a_preloaded_model_needs_its_tokenizer_and_a_policy_needs_none():
     with pytest.raises(
         ConfigError, match=r"a preloaded model \(LlamaForCausalLM\) needs its tokenizer: pass tokenizer="
@@ -375,6 +381,21 @@ def test_an_identifier_may_be_given_another_tokenizer_than_its_own(tmp_path):
     own, given = resolve_sources([folder, folder], [None, other], None)
     assert own.tokenizer("a")["input_ids"] == [A]
     assert given.tokenizer is other
+
+
+def test_a_nested_part_of_the_model_configuration_is_one_with_the_rest():
+    assert check_model_config({"model_kwargs": {"dtype": "bfloat16"}, "special_tokens": {}}) == {
+        "special_tokens": {},
+        "dtype": "bfloat16",
+    }
+    with pytest.raises(
+        ConfigError, match="model_config has dtype=float32 and model_kwargs has dtype=bfloat16: keep one"
+    ):
+        check_model_config({"dtype": "float32", "model_kwargs": {"dtype": "bfloat16"}})
+    with pytest.raises(ConfigError, match="model_config model_kwargs must be a mapping, got 5"):
+        check_model_config({"model_kwargs": 5})
+    with pytest.raises(ConfigError, match=r"no key 'temperature' .*; remove it"):
+        check_model_config({"temperature": 0.5})
 
 
 def test_an_unknown_key_of_the_model_configuration_names_the_nearest_and_all():

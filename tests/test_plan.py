@@ -73,14 +73,15 @@ def test_three_turns_of_three_agents_by_hand():
         ({"rollout_buffer_size": 100, "train_batch_size": 8}, 9),
         # A minibatch larger than the buffer.
         ({"rollout_buffer_size": 5, "train_batch_size": 50}, 12),
-        # compat cuts a buffer by turn as well: at most 3 steps for 6 samples of 2 turns, 2 for the flush.
-        ({"rollout_buffer_size": 6, "train_batch_size": 4, "compat": "comlrl-1.4"}, 33),
+        # compat cuts a buffer by turn as well; the tasks' turns are 0111 0111 0111 0111 0111. Buffers of 6:
+        # 011101 is 2 + 4 samples, 2 steps; 110111 is 1 + 5, 3 steps; 011101 again 2; 11 is flushed in 1: 8 an epoch.
+        ({"rollout_buffer_size": 6, "train_batch_size": 4, "compat": "comlrl-1.4"}, 24),
         # A single sample is one step, however it is cut.
         ({"rollout_buffer_size": 1, "compat": "comlrl-1.4"}, 60),
     ],
 )
 def test_optimiser_steps_by_hand(settings, steps):
-    assert max_updates(config(num_train_epochs=3, **settings), nodes_per_task=4, num_tasks=5) == steps
+    assert max_updates(config(num_train_epochs=3, **settings), num_joint_actions=3, num_tasks=5) == steps
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from marl_runner.team import make_scheduler, weights_sha256
 from marl_runner.trainers.magrpo import MAGRPOTrainer
 from marl_runner.types import Completion, Prompt, Sample
 from marl_runner.update import update_learner
-from models import tiny_llama, tiny_tokenizer
+from models import tiny_llama, tiny_policy, tiny_tokenizer
 from scripted_team import END, Recorder, endless
 
 
 def settings(**changes):
     values = {"num_turns": 1, "num_train_epochs": 1, "num_generations": 2, "max_new_tokens": 4, "eval_interval": 0}
-    return MAGRPOConfig(**(values | {"agent_learning_rate": 1e-3, "temperature": 1.0} | changes))
+    return MAGRPOConfig(**(values | {"agent_learning_rate": 1e-3, "temperature": 1.0, "weight_decay": 0.0} | changes))
 
 
 def length_ratio(first, second):
@@ -125,13 +125,13 @@ def test_two_agents_of_three_may_share_and_all_learn():
 
 
 def test_mp_with_a_shared_model_gives_the_numbers_of_one_after_the_other():
-    digests = []
+    digests = [weights_sha256(tiny_policy(tiny_llama()))]
     for placed in ({}, {"parallel_training": "mp", "agent_devices": ["cpu", "cpu"]}):
         model = tiny_llama()
         trainer = shared_trainer([model, model], joint_mode="cross", **placed)
         trainer.train()
         digests.append(weights_sha256(trainer.team.agents[0].policy))
-    assert digests[0] == digests[1]
+    assert digests[0] != digests[1] == digests[2]
 
 
 def test_the_reference_of_shared_weights_is_one_copy():
@@ -140,6 +140,23 @@ def test_the_reference_of_shared_weights_is_one_copy():
     assert first.reference is second.reference is not None
     first, second = shared_trainer([model, tiny_llama()], reference_kl_enabled=True).team.agents
     assert first.reference is not second.reference
+
+
+def test_the_reference_of_shared_weights_is_copied_when_every_tokenizer_has_its_rows():
+    """Agent 1's tokenizer has three tokens more than agent 0's: 16 rows, 17 with the added token, 20 with them all."""
+    model, larger = tiny_llama(), tiny_tokenizer()
+    larger.add_special_tokens({"additional_special_tokens": ["<x>", "<y>", "<z>"]})
+    trainer = MAGRPOTrainer(
+        agents=[model, model],
+        tokenizer=[tiny_tokenizer(), larger],
+        model_config={"special_tokens": {"additional_special_tokens": ["<w>"]}},
+        reward_func=length_ratio,
+        args=settings(reference_kl_enabled=True),
+        tracker=Recorder(),
+    )
+    for agent in trainer.team.agents:
+        assert agent.reference.model.get_input_embeddings().num_embeddings == 20
+    assert model.get_input_embeddings().num_embeddings == 20
 
 
 def test_one_model_object_cannot_be_on_two_devices():

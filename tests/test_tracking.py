@@ -23,7 +23,7 @@ from rich.console import Console
 from marl_runner.errors import ConfigError, NumericalError
 from marl_runner.tracking.console import ConsoleTracker
 from marl_runner.tracking.jsonl import JsonlTracker
-from marl_runner.tracking.options import Trackers, Tracking, default_trackers
+from marl_runner.tracking.options import Trackers, Tracking, default_trackers, wandb_values
 from marl_runner.tracking.summary import RunSummary, clock_time
 from marl_runner.tracking.wandb import WandbTracker
 from marl_runner.types import Completion, Event, JointAction, Node, Progress, Prompt, Sample, Task
@@ -472,6 +472,26 @@ def test_a_trainer_made_in_python_writes_files_and_makes_its_folder_only_then(tm
 def test_an_unknown_key_of_wandb_config_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dir, config_sections, got 'projct'; nearest: project"):
         default_trackers(tmp_path, {"projct": "x"}, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"tags": "abc"}, "tags must be a list, got 'abc'"),
+        ({"tags": [1]}, r"tags must be texts, got \[1\]"),
+        ({"config_sections": [1]}, r"config_sections must be a mapping, got \[1\]"),
+        ({"project": 5}, "project must be text, got 5"),
+        (False, "must be a mapping or None, got False"),
+    ],
+)
+def test_a_value_of_wandb_config_that_is_of_another_kind_is_refused(tmp_path: Path, value, said) -> None:
+    with pytest.raises(ConfigError, match=f"wandb_config {said}"):
+        default_trackers(tmp_path, value, {})
+
+
+def test_none_in_a_wandb_config_is_as_good_as_absent(tmp_path: Path) -> None:
+    keys = ("project", "entity", "name", "run_name", "group", "tags", "mode", "dir", "config_sections")
+    assert wandb_values(dict.fromkeys(keys)) == {}
 
 
 # Weights & Biases

@@ -197,7 +197,9 @@ def test_magrpo_s_trainer_runs_any_mode_and_says_which():
 
 
 def test_an_iterator_which_could_be_read_only_once_is_refused():
-    with pytest.raises(ConfigError, match="a dataset is an iterator, which can be read only once"):
+    with pytest.raises(
+        ConfigError, match="train_dataset is an iterator, which can be read only once: pass a list of dicts"
+    ):
         trainer_of([endless("a")], by_letter, config(), rows=iter([{"prompt": "p"}]))
 
 

@@ -38,16 +38,33 @@ def check(cfg: DictConfig) -> None:
     for group in ("reward", "transition"):
         if option_name(cfg[group]) == f"python_{group}":
             check_source(str(cfg[group].function), f"{group}.function")
+    check_turns(cfg, config)
+    if isinstance(reward, DeclaresTeam) and config.num_agents < reward.min_agents:
+        raise ConfigError(
+            f"reward {option_name(cfg.reward)} needs agents.num_agents >= {reward.min_agents}, got {config.num_agents}"
+        )
+
+
+def check_turns(cfg: DictConfig, config: MAGRPOConfig) -> None:
+    """Several turns need a transition, and agents that see what it says.
+
+    Raises:
+        ConfigError: One is there without the other.
+    """
     if config.num_turns > 1 and option_name(cfg.transition) == "no_transition":
         raise ConfigError(
             f"trainer.num_turns={config.num_turns} needs a transition: add transition=revise or transition=python"
         )
     if config.num_turns == 1 and option_name(cfg.transition) != "no_transition":
         raise ConfigError("a transition is chosen, but trainer.num_turns=1 never uses it: set trainer.num_turns=2")
-    if isinstance(reward, DeclaresTeam) and config.num_agents < reward.min_agents:
-        raise ConfigError(
-            f"reward {option_name(cfg.reward)} needs agents.num_agents >= {reward.min_agents}, got {config.num_agents}"
-        )
+    if config.num_turns == 1 or config.external_prompt_passthrough:
+        return
+    for role in cfg.agents.get("role_prompts") or ():
+        if "{prompt}" not in role:
+            raise ConfigError(
+                f"agents.role_prompts: {role!r} has no {{prompt}}, so its agent would not see what the transition "
+                "says; put {prompt} in it, or set trainer.external_prompt_passthrough=true"
+            )
 
 
 def check_names(cfg: DictConfig) -> None:

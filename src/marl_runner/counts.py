@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from marl_runner.errors import ConfigError
-from marl_runner.settings import COMPAT, MAGRPOConfig
+from marl_runner.setting_rules import COMPAT
+from marl_runner.settings import MAGRPOConfig
 
 MOST_JOINT_ACTIONS = 1_000_000
 """Of one task; more is a slip of the keyboard, and would never end."""
@@ -56,20 +60,26 @@ def tree_counts(config: MAGRPOConfig, num_joint_actions: int) -> TreeCounts:
     )
 
 
-def max_updates(config: MAGRPOConfig, nodes_per_task: int, num_tasks: int) -> int:
+def max_updates(config: MAGRPOConfig, num_joint_actions: int, num_tasks: int) -> int:
     """Optimiser steps of one agent over a whole run of full trees: full buffers, and the flush of each epoch."""
-    full, rest = divmod(nodes_per_task * num_tasks, config.rollout_buffer_size)
-    per_epoch = full * max_steps(config, config.rollout_buffer_size) + max_steps(config, rest)
-    return per_epoch * config.num_train_epochs
-
-
-def max_steps(config: MAGRPOConfig, num_samples: int) -> int:
-    """Optimiser steps of one drained buffer; compat cuts it turn by turn, which leaves more unfilled minibatches."""
-    if num_samples == 0:
-        return 0
+    nodes = tree_counts(config, num_joint_actions).nodes * num_tasks
     size = config.train_batch_size or config.rollout_buffer_size
-    unfilled = min(config.num_turns, num_samples) - 1 if config.compat == COMPAT else 0
-    return min(num_samples, -(-num_samples // size) + unfilled)
+    if config.compat != COMPAT:
+        full, rest = divmod(nodes, config.rollout_buffer_size)
+        return config.num_train_epochs * (full * -(-config.rollout_buffer_size // size) + -(-rest // size))
+    turns = itertools.chain.from_iterable(tree_turns(num_joint_actions, config.num_turns) for _ in range(num_tasks))
+    steps = 0
+    while buffer := Counter(itertools.islice(turns, config.rollout_buffer_size)):
+        steps += sum(-(-count // size) for count in buffer.values())
+    return config.num_train_epochs * steps
+
+
+def tree_turns(num_joint_actions: int, num_turns: int, turn: int = 0) -> Iterator[int]:
+    """The turn of every node of a full tree, in env-step order."""
+    yield turn
+    if turn + 1 < num_turns:
+        for _ in range(num_joint_actions):
+            yield from tree_turns(num_joint_actions, num_turns, turn + 1)
 
 
 def num_evaluations(config: MAGRPOConfig, num_tasks: int) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from numbers import Real
 from typing import Any
 
+from marl_runner.errors import RolloutError
+from marl_runner.hooks import hook_name
 from marl_runner.metrics import evaluation_metrics
 from marl_runner.rollout import RolloutEngine
 from marl_runner.sampling import sample_team
@@ -114,4 +117,7 @@ class Evaluator:
             prompts=[path.task.prompt for path in paths],
         )
         aggregated = eval_aggregator(detailed, num_turns=self.config.num_turns)
+        for name, value in aggregated.items():
+            if not isinstance(value, Real):
+                raise RolloutError(f"{hook_name(eval_aggregator)} returned {name}={value!r}, expected a number")
         return {f"eval/{name}": float(value) for name, value in aggregated.items()}

@@ -4,7 +4,7 @@ for each task:
     root ← rollout tree of the task
     returns, backward over the tree
     one sample per agent per node → rollout buffers, in env-step order
-    an agent whose buffer is full updates at once and empties it
+    an agent whose buffer is full updates at once and empties it (with it, those that share its weights)
 at the end of each epoch every non-empty buffer is flushed
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from marl_runner.buffer import RolloutBuffer
 from marl_runner.credit import CreditRules, credit_node
@@ -22,7 +22,7 @@ from marl_runner.rollout import RolloutEngine
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.streams import derive_seed
 from marl_runner.team import Learner, Team
-from marl_runner.types import Sample, Task, Tracker
+from marl_runner.types import Sample, Task, Tracker, UpdateStats
 from marl_runner.update import update_learner
 
 
@@ -71,7 +71,7 @@ class TrainingLoop:
                     self._evaluate()
                 self._step(task)
                 self.report.task_done(num_tasks)
-            self._update([learner for learner in self.team.learners if any(map(len, self._buffers_of(learner)))])
+            self._update(lambda buffer: len(buffer) > 0)
         self.report.train_event()
         if self.evaluator.enabled:
             self._evaluate()
@@ -100,21 +100,17 @@ class TrainingLoop:
                 self.buffers[sample.agent].add(sample)
             else:
                 self.report.abstained(sample, task)
-        self._update(
-            [learner for learner in self.team.learners if any(buffer.ready for buffer in self._buffers_of(learner))]
-        )
+        self._update(lambda buffer: buffer.ready)
 
-    def _update(self, learners: Sequence[Learner]) -> None:
-        """Empties the buffers of these learners' agents into optimiser steps, concurrently where the team is."""
-        steps_by_learner = self.team.map(
-            lambda learner: update_learner(
-                learner, [buffer.drain() for buffer in self._buffers_of(learner)], self.config
-            ),
-            learners,
-        )
-        for steps in steps_by_learner:
+    def _update(self, due: Callable[[RolloutBuffer], bool]) -> None:
+        """Where a buffer is due, empties those of all its learner's agents into optimiser steps."""
+        learners = [learner for learner in self.team.learners if any(map(due, self._buffers_of(learner)))]
+        for steps in self.team.map_learners(self._drained_update, learners):
             for stats_N in steps:
                 self.report.update(stats_N)
+
+    def _drained_update(self, learner: Learner) -> list[tuple[UpdateStats, ...]]:
+        return update_learner(learner, [buffer.drain() for buffer in self._buffers_of(learner)], self.config)
 
     def _buffers_of(self, learner: Learner) -> list[RolloutBuffer]:
         return [self.buffers[agent.index] for agent in learner.agents]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
@@ -25,7 +26,9 @@ TRAINER_NAMES = {"model": "agent_model", "reward_funcs": "reward_func", "dataset
 
 
 def takes_old_names(names: Mapping[str, str | None]) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Decorates a constructor so that it takes the old names as keywords too; its signature shows the new ones.
+    """Decorates a constructor so that it takes the old names as keywords too.
+
+    They stand at the end of its signature, so that a script that filters its arguments by it loses none.
 
     Args:
         names: Old name → new name, or None for a name that is taken and not used.
@@ -39,6 +42,9 @@ def takes_old_names(names: Mapping[str, str | None]) -> Callable[[Callable[P, No
         def renaming(*args: P.args, **keywords: P.kwargs) -> None:
             init(*args, **renamed(dict(keywords), names))
 
+        shown = inspect.signature(init)
+        old = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+        vars(renaming)["__signature__"] = shown.replace(parameters=[*shown.parameters.values(), *old])
         return renaming
 
     return decorate
@@ -46,18 +52,18 @@ def takes_old_names(names: Mapping[str, str | None]) -> Callable[[Callable[P, No
 
 def renamed(keywords: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
     """Keywords under their new names; every old one is warned about."""
-    current = {name: value for name, value in keywords.items() if name not in names}
-    for old in keywords.keys() & names.keys():
-        new = names[old]
+    current = dict(keywords)
+    for old, new in names.items():
+        if old not in current:
+            continue
         said = "has no effect any more: remove it" if new is None else f"is called {new} now"
         # Through the constructor that takes old names, to its caller.
         warnings.warn(f"{old} {said}", DeprecationWarning, stacklevel=3)
-        value = as_now(old, keywords[old])
-        if new is None:
-            continue
-        if new in keywords:
+        value = as_now(old, current.pop(old))
+        if new in current:
             raise ConfigError(f"{old} is the old name of {new}, and both were given: keep {new}")
-        current[new] = value
+        if new is not None:
+            current[new] = value
     return current
 
 

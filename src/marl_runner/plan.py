@@ -97,7 +97,7 @@ def work_table(config: MAGRPOConfig, counts: TreeCounts, num_tasks: int, num_eva
     table.add_row(
         "reward calls", *(f"{n:,}" for n in (calls, calls * num_tasks, calls * num_tasks * config.num_train_epochs))
     )
-    updates = max_updates(config, counts.nodes, num_tasks)
+    updates = max_updates(config, counts.joint_actions // counts.nodes, num_tasks)
     table.add_row("optimiser steps of an agent", "", f"{updates // config.num_train_epochs:,}", f"{updates:,}")
     evaluations = num_evaluations(config, num_tasks) if num_eval_tasks else 0
     evaluated = evaluations * min(config.eval_num_samples, num_eval_tasks) * config.num_turns

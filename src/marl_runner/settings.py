@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
+import copy
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from marl_runner.advantage_modes import ADVANTAGE_MODES
-from marl_runner.errors import ConfigError
-from marl_runner.joint_modes import JOINT_MODES
 from marl_runner.old_names import CONFIG_NAMES, takes_old_names
-from marl_runner.types import AdvantageMode, JointMode
+from marl_runner.setting_rules import COMPAT, check_devices, check_values, normalized
 
-JOINT_MODE_ALIASES = {"align": "aligned", "crossed": "cross"}
 Config = TypeVar("Config")
 
-COMPAT = "comlrl-1.4"
 ALGORITHMS = {"mean": "MAGRPO", "raw": "MAREINFORCE", "rloo": "MARLOO", "max": "MAReMax"}
 """Advantage mode → the algorithm it makes; a mode of the user's own goes by its own name."""
 
 
 class Unstated(int):
     """A team size that nobody stated: what the trainer is told goes before it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> int:
+        # `dataclasses.asdict` copies deeply, and YAML and OmegaConf take plain numbers only.
+        return int(self)
 
 
 UNSTATED_TEAM_SIZE = Unstated(2)
@@ -37,7 +34,7 @@ def with_old_names(config_class: type[Config]) -> type[Config]:
 
 
 @with_old_names
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MAGRPOConfig:
     """Settings of multi-agent REINFORCE with the group mean as baseline.
 
@@ -132,131 +129,41 @@ class MAGRPOConfig:
     output_dir: str | None = None
 
     def __post_init__(self) -> None:
-        self._check_integers()
-        self._check_numbers()
-        self._check_choices()
-        self._check_devices()
+        for name, value in normalized(vars(self)).items():
+            object.__setattr__(self, name, value)
+        check_values(vars(self))
+        check_devices(vars(self), self.stated_num_agents)
         if self.output_dir is not None:
             # From the generated __init__, through the one that takes old names, to the caller.
             warnings.warn("output_dir is an argument of the trainer now", DeprecationWarning, stacklevel=4)
-        if self.train_batch_size is None:
-            object.__setattr__(self, "train_batch_size", self.rollout_buffer_size)
-        if self.max_rollout_rows < self.num_generations:
-            raise ConfigError(
-                f"max_rollout_rows={self.max_rollout_rows} must be at least num_generations={self.num_generations}: "
-                "the completions of one prompt are sampled together"
-            )
-        if self.parallel_training == "mp" and self.agent_devices is None:
-            raise ConfigError(
-                "parallel_training=mp needs agent_devices: one device, one per agent, or auto "
-                f'(agent_devices=["cpu","cpu"] for {self.num_agents} agents on the CPU)'
-            )
 
     @property
     def stated_num_agents(self) -> int | None:
         """`num_agents`, or None where it is the default, which gives way to what the trainer is told."""
         return None if isinstance(self.num_agents, Unstated) else self.num_agents
 
+    def for_team(self, size: int) -> MAGRPOConfig:
+        """These settings with the team's size in them, where they did not state one.
+
+        Raises:
+            ConfigError: There are neither one nor `size` devices.
+        """
+        if self.stated_num_agents is not None:
+            return self
+        # Not `replace`, which calls the constructor: a subclass may have one of its own.
+        settings = copy.copy(self)
+        object.__setattr__(settings, "num_agents", size)
+        check_devices(vars(settings), size)
+        return settings
+
     @property
     def applied_discount(self) -> float:
         """`discount`, which compat ignores as comlrl 1.4 does."""
         return 1.0 if self.compat == COMPAT else self.discount
 
-    def _check_devices(self) -> None:
-        for name in ("agent_devices", "reference_devices"):
-            value = vars(self)[name]
-            entries = [value] if isinstance(value, str) else value
-            if entries is None:
-                continue
-            if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
-                raise ConfigError(f"{name} must be a device, a list of devices or null, got {value}")
-            if self.stated_num_agents is not None and len(entries) not in (1, self.num_agents):
-                raise ConfigError(
-                    f"{name} has {len(entries)} entries, needs 1 or num_agents={self.num_agents}: {value}"
-                )
-
-    def _check_integers(self) -> None:
-        for name, least, optional in (
-            ("num_agents", 1, False),
-            ("num_turns", 1, False),
-            ("num_train_epochs", 1, False),
-            ("logging_steps", 1, False),
-            ("max_new_tokens", 1, False),
-            ("top_k", 1, True),
-            ("rollout_buffer_size", 1, False),
-            ("train_batch_size", 1, True),
-            ("eval_interval", 0, False),
-            ("eval_num_samples", 0, False),
-            ("eval_batch_size", 1, False),
-            ("seed", 0, False),
-            ("warmup_steps", 0, False),
-            ("max_rollout_rows", 1, False),
-            ("micro_batch_size", 1, False),
-            ("max_prompt_tokens", 1, True),
-        ):
-            self._integer(name, least, optional)
-        self._integer("num_generations", 2, False, why="the group's baseline compares several completions")
-
-    def _integer(self, name: str, least: int, optional: bool, why: str = "") -> None:
-        value = vars(self)[name]
-        if optional and value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            reason = f" ({why})" if why else ""
-            raise ConfigError(
-                f"{name} must be an integer >= {least}{' or null' if optional else ''}{reason}, got {value}"
-            )
-
-    def _check_numbers(self) -> None:
-        inf = math.inf
-        for name, least, most, open_at_least, optional in (
-            ("agent_learning_rate", 0, inf, True, False),
-            ("temperature", 0, inf, True, False),
-            ("top_p", 0, 1, True, False),
-            ("discount", 0, 1, False, False),
-            ("reference_kl_coef", 0, inf, False, False),
-            ("early_termination_threshold", -inf, inf, False, True),
-            ("max_grad_norm", 0, inf, True, True),
-            ("weight_decay", 0, inf, False, False),
-        ):
-            value = vars(self)[name]
-            if optional and value is None:
-                continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < least or value > most or (open_at_least and value == least):
-                bounds = f"{'> ' if open_at_least else '>= '}{least}" + (f" and <= {most}" if most != inf else "")
-                what = "a number" if least == -inf else f"a number {bounds}"
-                raise ConfigError(f"{name} must be {what}{' or null' if optional else ''}, got {value}")
-
-    def _check_choices(self) -> None:
-        if self.parallel_training in (None, "null"):
-            object.__setattr__(self, "parallel_training", "none")
-        if isinstance(self.joint_mode, str):
-            object.__setattr__(self, "joint_mode", JOINT_MODE_ALIASES.get(self.joint_mode, self.joint_mode))
-        if not isinstance(self.joint_mode, JointMode):
-            check_choice("joint_mode", self.joint_mode, tuple(JOINT_MODES))
-        if not isinstance(self.advantage_mode, AdvantageMode):
-            check_choice("advantage_mode", self.advantage_mode, tuple(ADVANTAGE_MODES))
-        check_choice("parallel_training", self.parallel_training, ("none", "mp"))
-        check_choice("lr_scheduler", self.lr_scheduler, ("constant", "linear", "cosine"))
-        check_choice("mixed_precision", self.mixed_precision, ("none", "bf16"))
-        check_choice("node_weighting", self.node_weighting, ("uniform", "objective"))
-        check_choice("overlong_prompt", self.overlong_prompt, ("error", "drop", "truncate"))
-        check_choice("nonfinite_reward", self.nonfinite_reward, ("error", "abstain"))
-        if self.compat is not None:
-            check_choice("compat", self.compat, (COMPAT,))
-        for name in (
-            "external_prompt_passthrough",
-            "advantage_normalization",
-            "reference_kl_enabled",
-            "shuffle",
-        ):
-            if not isinstance(vars(self)[name], bool):
-                raise ConfigError(f"{name} must be true or false, got {vars(self)[name]!r}")
-
 
 @with_old_names
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MAREINFORCEConfig(MAGRPOConfig):
     """MAGRPOConfig without a baseline."""
 
@@ -264,7 +171,7 @@ class MAREINFORCEConfig(MAGRPOConfig):
 
 
 @with_old_names
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MARLOOConfig(MAGRPOConfig):
     """MAGRPOConfig with the leave-one-out baseline."""
 
@@ -272,17 +179,8 @@ class MARLOOConfig(MAGRPOConfig):
 
 
 @with_old_names
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MAReMaxConfig(MAGRPOConfig):
     """MAGRPOConfig with the group maximum as baseline."""
 
     advantage_mode: Any = "max"
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raises ConfigError, naming the choices and the nearest one, unless `value` is one of them."""
-    if value in choices:
-        return
-    near = get_close_matches(str(value), choices, n=1)
-    hint = f"; nearest: {near[0]}" if near else ""
-    raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")

@@ -53,11 +53,13 @@ class Learner:
 
     Attributes:
         agents: In order of their index; their gradients are added.
+        weights: The trainable ones.
         optimizer: AdamW over the weights.
         scheduler: Learning-rate schedule, stepped once per optimiser step.
     """
 
     agents: tuple[Agent, ...]
+    weights: tuple[torch.nn.Parameter, ...]
     optimizer: torch.optim.Optimizer
     scheduler: Any
 
@@ -68,7 +70,7 @@ class Team:
     Args:
         agents: In order of their index.
         learners: Every agent is in one of them.
-        parallel: Run `map` with one thread per learner; their devices do the work.
+        parallel: Run `map_learners` with one thread per learner; their devices do the work.
     """
 
     def __init__(self, agents: Sequence[Agent], learners: Sequence[Learner], parallel: bool) -> None:
@@ -76,7 +78,9 @@ class Team:
         self.learners = list(learners)
         self._pool = ThreadPoolExecutor(len(learners), thread_name_prefix="learner") if parallel else None
 
-    def map(self, work: Callable[[Learner], Result], learners: Sequence[Learner] | None = None) -> list[Result]:
+    def map_learners(
+        self, work: Callable[[Learner], Result], learners: Sequence[Learner] | None = None
+    ) -> list[Result]:
         """Applies `work` to the given learners (default all) and returns the results in their order.
 
         An exception of one learner is raised after the others have ended.
@@ -91,7 +95,7 @@ class Team:
 
     def map_agents(self, work: Callable[[Agent], Result]) -> list[Result]:
         """Applies `work` to every agent and returns the results in their order; agents of one learner take turns."""
-        results_by_learner = self.map(lambda learner: {agent.index: work(agent) for agent in learner.agents})
+        results_by_learner = self.map_learners(lambda learner: {agent.index: work(agent) for agent in learner.agents})
         results = {index: result for results_N in results_by_learner for index, result in results_N.items()}
         return [results[agent.index] for agent in self.agents]
 
@@ -145,9 +149,9 @@ def make_learners(agents: Sequence[Agent], config: MAGRPOConfig, max_updates: in
 
 def make_learner(agents: Sequence[Agent], config: MAGRPOConfig, max_updates: int | None) -> Learner:
     """One optimiser and schedule over the weights that these agents have in common."""
-    weights = [parameter for parameter in agents[0].policy.parameters() if parameter.requires_grad]
+    weights = tuple(parameter for parameter in agents[0].policy.parameters() if parameter.requires_grad)
     optimizer = torch.optim.AdamW(weights, lr=config.agent_learning_rate, weight_decay=config.weight_decay)
-    return Learner(tuple(agents), optimizer, make_scheduler(optimizer, config, max_updates))
+    return Learner(tuple(agents), weights, optimizer, make_scheduler(optimizer, config, max_updates))
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: MAGRPOConfig, max_updates: int | None) -> Any:

@@ -231,7 +231,7 @@ class DeclaresRange(Protocol):
     """A reward that says its least and greatest value, for the warnings at start."""
 
     @property
-    def reward_range(self) -> tuple[float, float]: ...
+    def reward_range(self) -> tuple[float, float] | None: ...
 
 
 @runtime_checkable

@@ -10,7 +10,8 @@ import torch
 
 from marl_runner.errors import NumericalError
 from marl_runner.loss import policy_gradient_loss
-from marl_runner.settings import COMPAT, MAGRPOConfig
+from marl_runner.setting_rules import COMPAT
+from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import Agent, Learner
 from marl_runner.types import Completion, Sample, UpdateStats
 
@@ -38,9 +39,7 @@ def update_learner(
     batches_N = [
         list(minibatches(agent, samples, config)) for agent, samples in zip(learner.agents, samples_N, strict=True)
     ]
-    return [
-        update_step(learner, [batch or [] for batch in step_N], config) for step_N in itertools.zip_longest(*batches_N)
-    ]
+    return [update_step(learner, step_N, config) for step_N in itertools.zip_longest(*batches_N, fillvalue=[])]
 
 
 def minibatches(agent: Agent, samples: Sequence[Sample], config: MAGRPOConfig) -> Iterator[list[Sample]]:
@@ -139,9 +138,8 @@ def without_last_token(log_probs_K_T: torch.Tensor, completions: Sequence[Comple
 
 def clipped_grad_norm(learner: Learner, batch_N: Sequence[Sequence[Sample]], config: MAGRPOConfig) -> float:
     """Euclidean norm of the gradient before it is clipped to `max_grad_norm`; 0 where nothing has a gradient."""
-    weights = [parameter for parameter in learner.agents[0].policy.parameters() if parameter.grad is not None]
     limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
-    norm = float(torch.nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None]))
+    norm = float(torch.nn.utils.get_total_norm([weight.grad for weight in learner.weights if weight.grad is not None]))
     if not math.isfinite(norm):
         learner.optimizer.zero_grad(set_to_none=True)
         samples = [sample for batch in batch_N for sample in batch]
@@ -153,5 +151,5 @@ def clipped_grad_norm(learner: Learner, batch_N: Sequence[Sequence[Sample]], con
             "lower the learning rate or the scale of the rewards"
         )
     if norm > limit:
-        torch.nn.utils.clip_grads_with_norm_(weights, limit, torch.tensor(norm))
+        torch.nn.utils.clip_grads_with_norm_(learner.weights, limit, torch.tensor(norm))
     return norm

@@ -3,8 +3,8 @@
     A_k = R_k - 1/K * sum_l R_l
 
 Shao et al. (2024), "DeepSeekMath" (GRPO); over agents: Liu et al. (2025), "LLM Collaboration with Multi-Agent
-Reinforcement Learning". The mean includes k itself, so the baseline is not independent of the action: its own 1/K
-takes that share of the signal away, and the gradient is in expectation (K-1)/K times the objective's, in its direction.
+Reinforcement Learning". The mean includes k itself, so the baseline is not independent of the action: the 1/K of
+it that is R_k cancels that share of the signal, and in expectation the gradient is (K-1)/K times that of `raw`.
 """
 
 from __future__ import annotations

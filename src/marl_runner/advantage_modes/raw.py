@@ -3,7 +3,8 @@
     A_k = R_k
 
 Williams (1992), "Simple statistical gradient-following algorithms for connectionist reinforcement learning".
-In expectation the gradient is the objective's, E[R_k * grad log pi(a_k)], with the largest variance of the four.
+In expectation the gradient is E[R_k * grad log pi(a_k)], the objective's, times K**(N-1) where joint_mode=cross sums as
+many returns; with the largest variance of the four.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ basics" (RLOO). "Leave one out" is over the generations of ONE agent at ONE node
 
 In expectation the gradient is the objective's, as without a baseline: the others do not depend on a_k, so that what
 is subtracted, E[R_l * grad log pi(a_k)] = E[R_l] * E[grad log pi(a_k)], is 0. Early termination breaks that, because
-the others' returns then hang on a_k too.
+the others' returns then depend on a_k too.
 """
 
 from __future__ import annotations

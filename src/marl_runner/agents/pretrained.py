@@ -9,7 +9,7 @@ from typing import Any
 
 from marl_runner.agents.source import AgentSize, TeamSource
 from marl_runner.errors import ConfigError
-from marl_runner.settings import check_choice
+from marl_runner.setting_rules import check_choice
 
 BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2}
 

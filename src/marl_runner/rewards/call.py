@@ -13,8 +13,8 @@ from marl_runner.hooks import POSITIONAL, accepted_context, hook_name, signature
 from marl_runner.stopping import REQUEST
 from marl_runner.types import Task
 
-LISTS = ("prompts", "batch_items")
-CONTEXT = (*LISTS, "batch_item")
+GIVEN_BY_COMLRL = ("prompts", "batch_items")
+CONTEXT = (*GIVEN_BY_COMLRL, "batch_item")
 
 
 @runtime_checkable
@@ -51,9 +51,8 @@ class RewardCaller:
         self._processor = processor
         self._nonfinite = nonfinite
         # `**kwargs` gets what comlrl gives it, which may be handed on to a function that takes no more.
-        self._context = set(accepted_context(signature, dict.fromkeys(LISTS))) | {"batch_item"} & set(
-            signature.parameters
-        )
+        offered = CONTEXT if "batch_item" in signature.parameters else GIVEN_BY_COMLRL
+        self._context = set(accepted_context(signature, dict.fromkeys(offered)))
         self._keywords = completion_keywords(signature, num_agents, self.name)
         self.num_calls = 0
         self.num_nonfinite = 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from difflib import get_close_matches
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from marl_runner.types import Event, Node, Progress, Sample, Task, Tracker
 
 _WANDB_MODES = ("off", "online", "offline")
 _WANDB_KEYS = ("project", "entity", "name", "run_name", "group", "tags", "mode", "dir", "config_sections")
+_WANDB_KINDS: dict[str, tuple[Any, str]] = {
+    "tags": ((list, tuple), "a list"),
+    "dir": ((str, PathLike), "a folder"),
+    "config_sections": (Mapping, "a mapping"),
+}
+"""Kinds of the values that are not text."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +158,7 @@ def default_trackers(folder: Path, wandb_config: Mapping[str, Any] | None, setti
     Raises:
         ConfigError: An unknown key, or a value out of range.
     """
-    given = {} if wandb_config is None else wandb_config
-    for key in given:
-        if key not in _WANDB_KEYS:
-            nearest = get_close_matches(key, _WANDB_KEYS, n=1, cutoff=0)[0]
-            raise ConfigError(f"wandb_config takes {', '.join(_WANDB_KEYS)}, got {key!r}; nearest: {nearest}")
+    given = wandb_values(wandb_config)
     tracking = Tracking(
         console=False,
         rollouts_every=10,
@@ -163,10 +166,33 @@ def default_trackers(folder: Path, wandb_config: Mapping[str, Any] | None, setti
         wandb_project=given.get("project", "marl-runner"),
         wandb_entity=given.get("entity"),
         wandb_group=given.get("group"),
-        wandb_name=given.get("name") or given.get("run_name"),
+        wandb_name=given.get("name", given.get("run_name")),
         wandb_tags=list(given.get("tags", ())),
         wandb_timeout_s=30.0,
     )
     wandb_folder = Path(given["dir"]) if "dir" in given else None
     config = {**settings, **given.get("config_sections", {})}
     return Trackers(tracking(folder, config, wandb_folder=wandb_folder))
+
+
+def wandb_values(wandb_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keys of a `wandb_config` that say something; None is as good as absent.
+
+    Raises:
+        ConfigError: It is no mapping, or has an unknown key, or a value of another kind than its key's.
+    """
+    if wandb_config is None:
+        return {}
+    if not isinstance(wandb_config, Mapping):
+        raise ConfigError(f"wandb_config must be a mapping or None, got {wandb_config!r}")
+    given = {key: value for key, value in wandb_config.items() if value is not None}
+    for key, value in given.items():
+        if key not in _WANDB_KEYS:
+            nearest = get_close_matches(str(key), _WANDB_KEYS, n=1, cutoff=0)[0]
+            raise ConfigError(f"wandb_config takes {', '.join(_WANDB_KEYS)}, got {key!r}; nearest: {nearest}")
+        kind, said = _WANDB_KINDS.get(key, (str, "text"))
+        if not isinstance(value, kind):
+            raise ConfigError(f"wandb_config {key} must be {said}, got {value!r}")
+        if key == "tags" and not all(isinstance(tag, str) for tag in value):
+            raise ConfigError(f"wandb_config tags must be texts, got {value!r}")
+    return given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from marl_runner.advantage_modes import ADVANTAGE_MODES
 from marl_runner.advice import mode_name
-from marl_runner.counts import max_updates, tree_counts
+from marl_runner.counts import max_updates
 from marl_runner.credit import CreditRules
 from marl_runner.errors import ConfigError
 from marl_runner.formatters.call import PromptFormatter
@@ -26,6 +25,9 @@ from marl_runner.team import Team, make_agent, make_learners, make_policy, resol
 from marl_runner.tracking.options import default_trackers
 from marl_runner.trainers.sources import Source
 from marl_runner.types import JointMode, Tracker
+
+Copies = dict[tuple[frozenset[torch.nn.Parameter], torch.device], Policy]
+"""Weights and device → the frozen copy of the weights that is there."""
 
 
 def load_team(
@@ -49,21 +51,28 @@ def load_team(
     """
     devices = resolve_devices(config.agent_devices, len(sources), "agent_devices")
     check_shared_devices(sources, devices)
-    places = reference_devices(config, devices)
-    copies: dict[tuple[int, torch.device], Policy] = {}
-    agents = []
-    for index, source in enumerate(sources):
-        model = source.model
-        if isinstance(model, str):
-            dtype = loading.get("dtype") or loading.get("torch_dtype")
-            model = load_model(model, dtype, loading.get("attn_implementation"))
+    models = [load_source(source, loading) for source in sources]
+    for index, (model, source) in enumerate(zip(models, sources, strict=True)):
+        # Of all agents first: one that shares the model may grow its table further.
         if source.tokenizer is not None:
             seed = derive_seed(config.seed, "embeddings", index)
             fit_embeddings(model, source.tokenizer, loading.get("special_tokens"), seed, source.name)
+    places = reference_devices(config, devices)
+    copies: Copies = {}
+    agents = []
+    for index, (model, source) in enumerate(zip(models, sources, strict=True)):
         policy = make_policy(model, source.tokenizer, devices[index], config)
-        reference = reference_of(policy, model, places[index], copies)
+        reference = reference_of(policy, places[index], copies)
         agents.append(make_agent(index, policy, formatters[index], config, reference))
     return Team(agents, make_learners(agents, config, num_updates), parallel=config.parallel_training == "mp")
+
+
+def load_source(source: Source, loading: Mapping[str, Any]) -> Any:
+    """The model of an identifier, loaded; a preloaded one as it is."""
+    if not isinstance(source.model, str):
+        return source.model
+    dtype = loading.get("dtype") or loading.get("torch_dtype")
+    return load_model(source.model, dtype, loading.get("attn_implementation"))
 
 
 def check_shared_devices(sources: Sequence[Source], devices: Sequence[torch.device]) -> None:
@@ -80,13 +89,11 @@ def check_shared_devices(sources: Sequence[Source], devices: Sequence[torch.devi
             )
 
 
-def reference_of(
-    policy: Policy, model: Any, device: torch.device | None, copies: dict[tuple[int, torch.device], Policy]
-) -> Policy | None:
-    """An agent's frozen reference, from `copies` where an agent of the same model has one on that device already."""
+def reference_of(policy: Policy, device: torch.device | None, copies: Copies) -> Policy | None:
+    """An agent's frozen reference, from `copies` where an agent of the same weights has one on that device already."""
     if device is None:
         return None
-    key = (id(model), device)
+    key = (frozenset(policy.parameters()), device)
     if key not in copies:
         copies[key] = policy.frozen_copy(device)
     return copies[key]
@@ -112,14 +119,7 @@ def count_updates(config: MAGRPOConfig, joint_mode: JointMode, tasks: RepeatedTa
             raise ConfigError(f"lr_scheduler={config.lr_scheduler} needs a train_dataset of known length; use constant")
         return None
     num_joint_actions = joint_mode.size(config.num_agents, config.num_generations)
-    return max_updates(config, tree_counts(config, num_joint_actions).nodes, tasks.length)
-
-
-def settings_for(config: MAGRPOConfig, size: int) -> MAGRPOConfig:
-    """The settings with the team's size in them, where they did not state one."""
-    if config.stated_num_agents is not None:
-        return config
-    return dataclasses.replace(config, num_agents=size, output_dir=None)
+    return max_updates(config, num_joint_actions, tasks.length)
 
 
 def credit_rules(config: MAGRPOConfig, joint_mode: JointMode) -> CreditRules:
@@ -146,7 +146,7 @@ def default_tracker(folder: Path, config: MAGRPOConfig, wandb_config: Mapping[st
     """
     refuse_used(folder)
     named = {"joint_mode": mode_name(config.joint_mode), "advantage_mode": mode_name(config.advantage_mode)}
-    return default_trackers(folder, wandb_config, {**dataclasses.asdict(config), **named})
+    return default_trackers(folder, wandb_config, {**vars(config), **named})
 
 
 def resolve_mode(mode: Any, table: Mapping[str, Callable[[], Any]]) -> Any:

@@ -11,7 +11,7 @@ from marl_runner.advice import advice, mode_name
 from marl_runner.datasets.fields import first_problem
 from marl_runner.errors import ConfigError, DataError
 from marl_runner.formatters.call import PromptFormatter
-from marl_runner.hooks import hook_name
+from marl_runner.hooks import check_names, hook_name, signature_of
 from marl_runner.rewards.call import RewardCaller
 from marl_runner.sampling import overlong_message, prompt_limit
 from marl_runner.settings import ALGORITHMS, MAGRPOConfig
@@ -20,6 +20,23 @@ from marl_runner.transitions.call import TransitionCaller
 from marl_runner.types import DeclaresFields, DeclaresRange, DeclaresTeam, Task
 
 advice_log = logging.getLogger("marl_runner.advice")
+
+
+def check_args(args: Any, config_class: type[MAGRPOConfig]) -> MAGRPOConfig:
+    """The settings, default ones where none were given.
+
+    Raises:
+        ConfigError: They are no settings of this package.
+    """
+    if args is None:
+        return config_class()
+    if not isinstance(args, MAGRPOConfig):
+        kind = args if isinstance(args, type) else type(args)
+        raise ConfigError(
+            f"args must be a {config_class.__name__}(…) imported from marl_runner, "
+            f"got {'the class ' if kind is args else 'a '}{kind.__module__}.{kind.__qualname__}"
+        )
+    return args
 
 
 def algorithm_of(trainer: type[Any], config: MAGRPOConfig) -> str:
@@ -65,10 +82,13 @@ def check_hooks(
 
 
 def check_callbacks(eval_logger: Callable[..., Any] | None, eval_aggregator: Callable[..., Any] | None) -> None:
-    """Raises ConfigError if only one of the two evaluation callbacks was given."""
+    """Raises ConfigError if one of the two evaluation callbacks is missing, or the logger needs what is not offered."""
     if (eval_logger is None) != (eval_aggregator is None):
         missing = "eval_aggregator" if eval_aggregator is None else "eval_logger"
         raise ConfigError(f"eval_logger and eval_aggregator work only together: {missing} is missing")
+    if eval_logger is not None:
+        offered = {"agent_completions_turns", "batch_items", "prompts"}
+        check_names(signature_of(eval_logger, "eval_logger"), offered, "eval_logger", hook_name(eval_logger))
 
 
 def check_fields(tasks: Iterable[Task], reward_func: Any) -> None:
@@ -118,7 +138,7 @@ def reward_range(reward_func: Callable[..., Any]) -> tuple[float, float] | None:
     inner: Any = reward_func
     while isinstance(inner, functools.partial):
         inner = inner.func
-    if not isinstance(inner, DeclaresRange):
+    if not isinstance(inner, DeclaresRange) or inner.reward_range is None:
         return None
     least, greatest = inner.reward_range
     return float(least), float(greatest)

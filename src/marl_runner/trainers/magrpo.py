@@ -28,10 +28,10 @@ from marl_runner.trainers.assembly import (
     load_team,
     new_run_folder,
     resolve_mode,
-    settings_for,
 )
 from marl_runner.trainers.checks import (
     algorithm_of,
+    check_args,
     check_callbacks,
     check_fields,
     check_first_prompts,
@@ -56,7 +56,8 @@ class MAGRPOTrainer:
         num_agents: Team size; from `agents` or `args` if not given, else 2.
         tokenizer: One shared or one per agent; optional for identifiers.
         model_config: `dtype`, `attn_implementation`, `special_tokens` for loading; also inside `model_kwargs`.
-        train_dataset: Rows to train on, needed by `train()`: a list of dicts, or any iterable of rows.
+        train_dataset: Rows to train on, needed by `train()`: a list of dicts, any iterable of rows that can be read
+            again, or a map-style torch dataset.
         eval_dataset: Rows to evaluate on.
         reward_func: `reward(*completions_per_agent)` → one number per joint action; required. Called once per
             joint action with lists of one text; receives `prompts`, `batch_items` and `batch_item` if it names them.
@@ -102,9 +103,9 @@ class MAGRPOTrainer:
         tracker: Tracker | None = None,
         output_dir: str | Path | None = None,
     ) -> None:
-        given = self.config_class() if args is None else args
+        given = check_args(args, self.config_class)
         size = team_size(agents, num_agents, given.stated_num_agents)
-        self.args = settings_for(given, size)
+        self.args = given.for_team(size)
         self.algorithm = algorithm_of(type(self), self.args)
         hooks = check_hooks(self.args, size, reward_func, reward_processor, external_transition)
         check_callbacks(eval_logger, eval_aggregator)
@@ -115,8 +116,8 @@ class MAGRPOTrainer:
         loading = check_model_config(model_config)
         sources = resolve_sources(resolve_models(agent_model, agents, size), tokenizer, loading.get("special_tokens"))
         prompt_formatters = per_agent(formatters, size, self.args.external_prompt_passthrough)
-        self.train_tasks = None if train_dataset is None else RepeatedTasks(train_dataset)
-        self.eval_tasks = RepeatedTasks(() if eval_dataset is None else eval_dataset, name="eval-")
+        self.train_tasks = None if train_dataset is None else RepeatedTasks(train_dataset, "train_dataset")
+        self.eval_tasks = RepeatedTasks(() if eval_dataset is None else eval_dataset, "eval_dataset", name="eval-")
         known_tasks = [*(() if self.train_tasks is None else self.train_tasks.known()), *self.eval_tasks.known()]
         check_fields(known_tasks, reward_func)
         check_first_prompts(known_tasks, sources, prompt_formatters, self.args)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Integral
 from os import PathLike, fspath
 from typing import Any
+
+import torch
 
 from marl_runner.errors import ConfigError
 from marl_runner.loading import check_vocabulary, load_model_config, load_tokenizer
 from marl_runner.policies.base import Policy
 from marl_runner.policies.hf import encode_prompt
 from marl_runner.policies.model_config import context_length, text_setting
-from marl_runner.settings import check_choice
+from marl_runner.setting_rules import check_choice
+from marl_runner.settings import UNSTATED_TEAM_SIZE
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 MODEL_CONFIG_KEYS = ("dtype", "torch_dtype", "attn_implementation", "special_tokens")
@@ -51,11 +55,13 @@ def team_size(agents: Sequence[Any] | None, num_agents: int | None, configured: 
     Args:
         agents: The list of agents, if one was given.
         num_agents: The trainer's `num_agents`, if given.
-        configured: `args.num_agents`, if args were given.
+        configured: `args.num_agents`, where they state it.
 
     Raises:
-        ConfigError: Two of them contradict each other, or `agents` is not a list.
+        ConfigError: Two of them contradict each other, `agents` is not a list, or `num_agents` no whole number.
     """
+    if num_agents is not None and (isinstance(num_agents, bool) or not isinstance(num_agents, Integral)):
+        raise ConfigError(f"num_agents must be an integer >= 1, got {num_agents!r}")
     if isinstance(agents, str) or not isinstance(agents, Sequence | None):
         raise ConfigError(f"agents must be a list with one entry per agent, got {type(agents).__name__}")
     claims = {
@@ -67,7 +73,7 @@ def team_size(agents: Sequence[Any] | None, num_agents: int | None, configured: 
     if len(set(stated.values())) > 1:
         listed = ", ".join(f"{name}={value}" for name, value in stated.items())
         raise ConfigError(f"the number of agents is contradictory: {listed}; make them agree")
-    return next(iter(stated.values()), 2)
+    return next(iter(stated.values()), int(UNSTATED_TEAM_SIZE))
 
 
 def resolve_models(agent_model: Any, agents: Sequence[Any] | None, num_agents: int) -> list[Any]:
@@ -117,6 +123,8 @@ def _source(model: Any, tokenizer: Any, special_tokens: Mapping[str, str] | None
     if isinstance(model, Policy):
         return Source(model, None, model.context_length)
     if not isinstance(model, str):
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"an agent must be a model identifier, a model or a Policy, got {model!r}")
         if tokenizer is None:
             raise ConfigError(f"a preloaded model ({type(model).__name__}) needs its tokenizer: pass tokenizer=")
         add_special_tokens(tokenizer, special_tokens)
@@ -145,18 +153,23 @@ def add_special_tokens(tokenizer: Any, special_tokens: Mapping[str, str] | None)
 
 
 def check_model_config(model_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The model configuration as a dict with known keys only; those inside `model_kwargs` go before the others.
+    """The model configuration as a dict with known keys only, those inside `model_kwargs` among the others.
 
     Raises:
-        ConfigError: An unknown key, naming the nearest, or an unknown dtype.
+        ConfigError: An unknown key, naming the nearest, a key given twice, or an unknown dtype.
     """
-    known = dict(model_config or {})
-    known |= known.pop("model_kwargs", None) or {}
+    outer = dict(model_config or {})
+    inner = outer.pop("model_kwargs", None) or {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"model_config model_kwargs must be a mapping, got {inner!r}")
+    for key in outer.keys() & inner.keys():
+        raise ConfigError(f"model_config has {key}={outer[key]} and model_kwargs has {key}={inner[key]}: keep one")
+    known = outer | dict(inner)
     for key in known:
         if key not in MODEL_CONFIG_KEYS:
             near = get_close_matches(key, MODEL_CONFIG_KEYS, n=1)
-            hint = f"; nearest: {near[0]}" if near else ""
-            raise ConfigError(f"model_config has no key '{key}' (known: {', '.join(MODEL_CONFIG_KEYS)}){hint}")
+            hint = f"nearest: {near[0]}" if near else "remove it"
+            raise ConfigError(f"model_config has no key '{key}' (known: {', '.join(MODEL_CONFIG_KEYS)}); {hint}")
     for key in ("dtype", "torch_dtype"):
         if known.get(key) is not None:
             check_choice(f"model_config {key}", str(known[key]).removeprefix("torch."), DTYPES)
