@@ -8,9 +8,12 @@ import math
 import pytest
 
 from marl_runner.advantage_modes import ADVANTAGE_MODES
+from marl_runner.compat import float32_advantages
 from marl_runner.credit import CreditRules, advantages, credit_node, normalize, penalized
 from marl_runner.errors import NumericalError
 from marl_runner.joint_modes import JOINT_MODES
+from marl_runner.settings import MAGRPOConfig
+from marl_runner.trainers.assembly import credit_rules
 from marl_runner.types import Completion
 from scripted_team import leaf
 
@@ -133,3 +136,26 @@ def test_a_penalty_that_is_not_finite_is_an_error_naming_agent_turn_and_step():
 
 def test_the_penalty_leaves_abstained_returns_alone():
     assert penalized([None, 1.0], [Completion("", (1,), True, 3.0)] * 2, 0.5) == [None, -0.5]
+
+
+def test_under_compat_a_group_is_computed_in_float32_with_its_rounding_errors():
+    """Eight times 0.7, in float32 0.69999999: their sum is rounded to 5.5999994, an eighth of which is 2^-24 less."""
+    completions = (Completion("a", (0,), True),) * 8
+    exact = credit_rules(MAGRPOConfig(advantage_normalization=False), JOINT_MODES["aligned"]())
+    compat = credit_rules(MAGRPOConfig(advantage_normalization=False, compat="comlrl-1.4"), JOINT_MODES["aligned"]())
+    assert exact.estimate([0.7] * 8, completions, exact) == [0.0] * 8
+    assert compat.estimate([0.7] * 8, completions, compat) == [2**-24] * 8
+
+
+@pytest.mark.parametrize("mode", ADVANTAGE_MODES)
+@pytest.mark.parametrize("normalized", [False, True])
+def test_float32_advantages_are_the_exact_ones_rounded(mode, normalized):
+    completions = tuple(Completion("a", (0,), True, reference_kl=kl) for kl in (0.5, 0.0, 0.25, 1.0))
+    rule = dataclasses.replace(rules(mode, normalized), reference_kl_coef=0.5)
+    for returns in (RETURNS, [1.0, None, 3.5, 2.0], [None] * 4):
+        expected = rule.estimate(returns, completions, rule)
+        found = float32_advantages(returns, completions, rule)
+        assert [value is None for value in found] == [value is None for value in returns]
+        assert [value for value in found if value is not None] == pytest.approx(
+            [value for value in expected if value is not None], rel=1e-5, abs=1e-6
+        )

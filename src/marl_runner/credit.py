@@ -6,7 +6,7 @@ For one agent at one node: joint-mode credit → minus the reference penalty →
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, pstdev
 
@@ -14,6 +14,14 @@ from marl_runner.errors import NumericalError
 from marl_runner.types import AdvantageMode, Completion, JointMode, Node, Sample
 
 STD_FLOOR = 1e-6
+Estimate = Callable[[Sequence[float | None], Sequence[Completion], "CreditRules"], list[float | None]]
+
+
+def exact_advantages(
+    returns_K: Sequence[float | None], completions_K: Sequence[Completion], rules: CreditRules
+) -> list[float | None]:
+    """The penalty, the baseline and the normalisation of one group, in float64."""
+    return advantages(penalized(returns_K, completions_K, rules.reference_kl_coef), rules)
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class CreditRules:
         normalize: Centre and divide by the population standard deviation after the baseline.
         reference_kl_coef: Weight of the reference penalty, where one was measured.
         objective_weighting: Weigh each node by 1 / (nodes a full tree has at its turn).
+        estimate: From one group's credited returns and completions to its advantages.
     """
 
     joint_mode: JointMode
@@ -33,6 +42,7 @@ class CreditRules:
     normalize: bool
     reference_kl_coef: float
     objective_weighting: bool
+    estimate: Estimate = exact_advantages
 
 
 def normalize(advantages_K: Sequence[float]) -> list[float]:
@@ -93,7 +103,7 @@ def credit_node(node: Node, rules: CreditRules) -> tuple[Sample, ...]:
         where = f"agent {agent}, turn {node.turn + 1}, env_step {node.env_step}"
         penalized_K = penalized(returns_K, completions_K, rules.reference_kl_coef)
         require_finite(penalized_K, f"a return with its reference penalty ({where})")
-        advantages_K = advantages(penalized_K, rules)
+        advantages_K = rules.estimate(returns_K, completions_K, rules)
         require_finite(advantages_K, f"an advantage ({where})")
         siblings = len(index_J) ** node.turn if rules.objective_weighting else 1
         samples.append(

@@ -74,7 +74,7 @@ class MAGRPOConfig:
         mixed_precision: "none", or "bf16" for bfloat16 matrix products.
         node_weighting: "uniform", or "objective" to weigh a node by 1 / (nodes a full tree has at its turn).
         compat: None, or "comlrl-1.4" to reproduce that version's results (last token unscored, one optimiser
-            step per turn and minibatch, discount ignored).
+            step per turn and minibatch, discount ignored, advantages in float32).
         max_rollout_rows: Most completions sampled in one batch, >= num_generations.
         micro_batch_size: Completions of one forward and backward pass of the update, >= 1.
         max_prompt_tokens: Longest prompt, >= 1; None is what the model's context leaves.

@@ -11,13 +11,15 @@ import torch
 
 from marl_runner.advantage_modes import ADVANTAGE_MODES
 from marl_runner.advice import mode_name
+from marl_runner.compat import float32_advantages
 from marl_runner.counts import max_updates
-from marl_runner.credit import CreditRules
+from marl_runner.credit import CreditRules, exact_advantages
 from marl_runner.errors import ConfigError
 from marl_runner.formatters.call import PromptFormatter
 from marl_runner.loading import fit_embeddings, load_model
 from marl_runner.policies.base import Policy
 from marl_runner.run_folder import refuse_used
+from marl_runner.setting_rules import COMPAT
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.streams import derive_seed
 from marl_runner.tasks import RepeatedTasks
@@ -130,6 +132,7 @@ def credit_rules(config: MAGRPOConfig, joint_mode: JointMode) -> CreditRules:
         normalize=config.advantage_normalization,
         reference_kl_coef=config.reference_kl_coef,
         objective_weighting=config.node_weighting == "objective",
+        estimate=float32_advantages if config.compat == COMPAT else exact_advantages,
     )
 
 
