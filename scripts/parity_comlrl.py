@@ -91,8 +91,6 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="every combination instead of the reduced grid")
     parser.add_argument("--output", type=Path, default=None, help="file for the page; also printed")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("marl_runner").setLevel(logging.ERROR)
     started = time.monotonic()
     grid = full_grid() if options.full else reduced_grid()
     results = measure([*grid, *ONE_TOKEN])
@@ -233,4 +231,6 @@ def shown(case: Case) -> str:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
+    logging.getLogger("marl_runner").setLevel(logging.ERROR)
     sys.exit(main())
