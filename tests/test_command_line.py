@@ -187,10 +187,15 @@ def test_a_failing_reward_ends_with_1_and_one_line_and_a_summary_with_what_was_d
     body = "    calls.append(1)\n    if len(calls) == 4:\n        raise KeyError('lost')\n    return [0.5]\n"
     ended = marl_train(*TINY, *reward(body), "hydra.run.dir=run")
     # One call to evaluate the one row, two for the joint actions of task 1, and the fourth fails.
-    said = "reward marl_runner_hook_rewards.score raised KeyError: 'lost' (task 2, turn 1, joint action 0; completions "
+    said = (
+        "reward rewards.py:score raised KeyError: 'lost' at rewards.py:7 (task 2, turn 1, joint action 0; completions "
+    )
     assert ended.code == 1
     assert ended.err.count("\n") == 1
     assert ended.err.startswith(f"marl-train: {said}")
+    trace = Path("run/train.log").read_text()
+    assert trace.count("Traceback (most recent call last)") == 2  # the reward's own, and what was made of it
+    assert 'rewards.py", line 7, in score' in trace
     facts = summary("run")
     assert (facts["status"], facts["algorithm"], facts["error"]["kind"]) == ("failed", "MAGRPO", "RewardError")
     assert facts["error"]["message"].startswith(said)
@@ -346,7 +351,7 @@ def test_a_failing_job_fails_the_sweep_and_leaves_the_other_jobs_alone():
     )  # fmt: skip
     assert ended.code == 1
     assert "Traceback" not in ended.err
-    assert ended.err.splitlines()[-1].startswith("marl-train: reward marl_runner_hook_bad.score raised OSError: gone (")
+    assert ended.err.splitlines()[-1].startswith("marl-train: reward bad.py:score raised OSError: gone at bad.py:2 (")
     assert [summary(f"sweep/{job}")["status"] for job in range(2)] == ["failed", "completed"]
 
 

@@ -592,6 +592,12 @@ def test_a_class_of_the_users_is_a_reward_without_touching_the_package(package):
     assert summary("run")["objective"] == 0.25
 
 
+def test_a_misspelt_key_of_a_class_of_the_users_is_answered_with_its_own_keys(package):
+    flag = own("reward/mine.yaml", "_target_: my_rewards.Mine\nbonus: 0.5\n")
+    said = "unknown key reward.bonuss; nearest: reward.bonus (valid: reward.bonus)"
+    assert refused(flag, "reward=mine", "reward.bonuss=5") == said
+
+
 @pytest.mark.parametrize(
     "node",
     [

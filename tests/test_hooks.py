@@ -260,7 +260,9 @@ def test_a_type_error_inside_a_reward_is_its_own_and_the_reward_is_called_once()
         calls.append(first)
         raise TypeError("score() missing 1 required positional argument: 'third'")
 
-    with pytest.raises(RewardError, match=r"score raised TypeError: .*'third' \(here; completions \['a', 'b'\]\)"):
+    with pytest.raises(
+        RewardError, match=r"score raised TypeError: .*'third' at test_hooks.py:\d+ \(here; completions \['a', 'b'\]\)"
+    ):
         RewardCaller(score, num_agents=2)(["a", "b"], "Hi", TASK, "here")
     assert len(calls) == 1
 
@@ -363,5 +365,5 @@ def test_a_formatter_gets_the_row_and_the_next_prompt_if_it_names_it():
     assert PromptFormatter(plain._formatter, agent=0, passthrough=True)(TASK, "next") == "next"
     with pytest.raises(DataError, match=r"of agent 1 returned int, expected text \(task 7\)"):
         PromptFormatter(lambda row: 3, agent=1, passthrough=False)(TASK)
-    with pytest.raises(DataError, match=r"of agent 1 raised KeyError: 'nothing' \(task 7\)"):
+    with pytest.raises(DataError, match=r"of agent 1 raised KeyError: 'nothing' at test_hooks.py:\d+ \(task 7\)"):
         PromptFormatter(lambda row: row["nothing"], agent=1, passthrough=False)(TASK)

@@ -248,7 +248,7 @@ def test_a_formatter_that_fails_while_training_ends_the_run_naming_agent_row_and
         external_transition=lambda prompt: ["next"],
         formatters=once,
     )
-    with pytest.raises(RolloutError, match=r"once of agent 0 raised KeyError: 'style' \(task 1\), turn 2"):
+    with pytest.raises(RolloutError, match=r"once of agent 0 raised KeyError: 'style' at .*py:\d+ \(task 1\), turn 2"):
         trainer.train()
 
 
@@ -373,7 +373,7 @@ def test_an_empty_prompt_is_reported_by_row_and_agent_before_training():
 
 
 def test_a_row_without_prompt_needs_a_formatter():
-    with pytest.raises(DataError, match=r"the row has no 'prompt' but question.*task 1"):
+    with pytest.raises(DataError, match=r"^row 1, agent 0: the row has no 'prompt' but question; pass formatters=$"):
         trainer_of([endless("a")], by_letter, config(), rows=[{"question": "q"}])
     trainer, recorder = trainer_of(
         [endless("a")], by_letter, config(), rows=[{"question": "q"}], formatters=[lambda row: row["question"]]

@@ -299,3 +299,33 @@ def test_token_log_probs_are_those_of_log_softmax_for_any_magnitude():
 def test_the_loss_refuses_shapes_that_do_not_match():
     with pytest.raises(ValueError, match="differ"):
         policy_gradient_loss(torch.zeros(2), torch.zeros(3))
+
+
+@pytest.mark.parametrize(("num_tasks", "said_after"), [(2, 2), (6, 4)])
+def test_a_run_of_several_turns_that_never_gets_beyond_the_first_is_warned_about_once(num_tasks, said_after, caplog):
+    trainer, _ = trainer_of(
+        [endless("a", "b")],
+        by_letter({"a": 1.0}),
+        config(num_turns=2),
+        rows=[{"prompt": "p"}] * num_tasks,
+        external_transition=lambda prompt: ["next"],
+    )
+    trainer.train()
+    warned = [record.message for record in caplog.records if "turn 2" in record.message]
+    assert warned == [
+        f"turn 2 was never reached in {said_after} tasks: every first node's mean reward is above "
+        "early_termination_threshold=-0.2; set trainer.early_termination_threshold=null, or shift the reward"
+    ]
+
+
+@pytest.mark.parametrize("settings", [{"num_turns": 1}, {"num_turns": 2, "early_termination_threshold": None}])
+def test_a_run_that_gets_as_far_as_asked_is_not(settings, caplog):
+    trainer, _ = trainer_of(
+        [endless("a", "b")],
+        by_letter({"a": 1.0}),
+        config(**settings),
+        rows=[{"prompt": "p"}] * 5,
+        external_transition=lambda prompt: ["next"],
+    )
+    trainer.train()
+    assert not [record for record in caplog.records if "turn 2" in record.message]

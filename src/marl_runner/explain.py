@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
 from marl_runner.errors import MarlRunnerError
@@ -44,12 +46,16 @@ def sentence(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     text = "\n".join(str(part) for part in (error, error.__cause__) if part is not None)
+    beside = sibling_keys(error.__cause__)
     rules: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         (r"Error merging override [+~]*([^=\s]+)=(.*)\n([\s\S]*)", lambda found: wrong_override(*found.groups())),
         (r"Error merging override ~(\S+)", lambda found: f"{found[1]} cannot be taken away: give it a value"),
         (r"Missing mandatory value: (\S+)", lambda found: f"{found[1]} has no value: give {found[1]}=…"),
-        (r"Key '[^']*' (?:not in|is not in struct).*\n +full_key: (\S+)", lambda found: unknown(found[1], text)),
-        (r"Could not (?:override|delete from config\.) '([^']+)'", lambda found: unknown(found[1], text)),
+        (
+            r"Key '[^']*' (?:not in|is not in struct).*\n +full_key: (\S+)",
+            lambda found: unknown(found[1], text, beside),
+        ),
+        (r"Could not (?:override|delete from config\.) '([^']+)'", lambda found: unknown(found[1], text, beside)),
         (r"Ambiguous value for argument '(([^=]+)=(.*))'", lambda found: ambiguous(found[2], found[3])),
         (r"Sweep parameters '(.*)' requires", lambda found: f"{found[1]} is a sweep: add -m to run each of its values"),
         (r"item is already at '(.*)'", lambda found: f"{found[1]} is there already: write {found[1]}=… without +"),
@@ -87,8 +93,20 @@ def in_which_file(text: str) -> str:
     return f", in {file[1]}.yaml" if file and file[1] not in ("config", "hydra/config") else ""
 
 
-def unknown(key: str, text: str) -> str:
-    """For a key that is not in the composed configuration; `text` may say in which file it is."""
+def sibling_keys(cause: BaseException | None) -> list[str]:
+    """The keys of the option in which OmegaConf did not find one; [] where it does not say."""
+    node = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
+    return [str(name) for name in node if name != "_target_"] if isinstance(node, DictConfig) else []
+
+
+def unknown(key: str, text: str, beside: Sequence[str]) -> str:
+    """For a key that is not in the composed configuration.
+
+    Args:
+        key: With its group.
+        text: The error; it may say in which file the key is.
+        beside: The keys of the chosen option, a user's own included.
+    """
     where = in_which_file(text)
     if where and key in WHOLE_RUNS:
         return f"add the line '# @package _global_' at the top of the file{where}"
@@ -102,7 +120,8 @@ def unknown(key: str, text: str) -> str:
         return f"{parent} has no entry {'.'.join(names[1:])}: add it with +{key}=…{where}"
     if group == "hydra":
         return f"unknown key {key}{where}"
-    own = [other for other in [*option_keys(), *run_keys] if other.startswith(f"{group}.")]
+    own = [f"{group}.{name}" for name in beside if len(names) == 1]
+    own = own or [other for other in [*option_keys(), *run_keys] if other.startswith(f"{group}.")]
     return unknown_key(key, own or run_keys) + where
 
 

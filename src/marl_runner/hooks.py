@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,8 @@ from typing import Any
 
 from marl_runner.errors import ConfigError
 
+FILE_MODULE = "marl_runner_hook_"
+"""Begins the module name of a file that a hook was loaded from."""
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -27,7 +30,17 @@ def hook_name(function: Callable[..., Any]) -> str:
     while isinstance(inner, functools.partial):
         inner = inner.func
     named = inner if inspect.isroutine(inner) and not inspect.ismethoddescriptor(inner) else type(inner)
+    if named.__module__.startswith(FILE_MODULE):
+        return f"{named.__module__.removeprefix(FILE_MODULE)}.py:{named.__qualname__}"
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def raised(error: Exception) -> str:
+    """What a hook raised, and where: "KeyError: 'lost' at rewards.py:12"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # The first frame is our call; without another the hook is not written in Python.
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if len(frames) > 1 else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def signature_of(function: Callable[..., Any], role: str) -> inspect.Signature:
@@ -124,7 +137,7 @@ def path_hint(address: str) -> str:
 @functools.cache
 def _load_file(path: Path) -> ModuleType:
     # Once for each file, so that a reward and a transition of one file share what it holds.
-    name = f"marl_runner_hook_{path.stem}"
+    name = f"{FILE_MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -72,7 +72,7 @@ class TrainingLoop:
                 self._step(task)
                 self.report.task_done(num_tasks)
             self._update(lambda buffer: len(buffer) > 0)
-        self.report.train_event()
+        self.report.trained()
         if self.evaluator.enabled:
             self._evaluate()
         return self.counters

@@ -56,12 +56,12 @@ def renamed(keywords: Mapping[str, Any], names: Mapping[str, str | None]) -> dic
     for old, new in names.items():
         if old not in current:
             continue
-        said = "has no effect any more: remove it" if new is None else f"is called {new} now"
-        # Through the constructor that takes old names, to its caller.
-        warnings.warn(f"{old} {said}", DeprecationWarning, stacklevel=3)
         value = as_now(old, current.pop(old))
         if new in current:
             raise ConfigError(f"{old} is the old name of {new}, and both were given: keep {new}")
+        said = "has no effect any more: remove it" if new is None else f"is called {new} now"
+        # Through the constructor that takes old names, to its caller.
+        warnings.warn(f"{old} {said}", DeprecationWarning, stacklevel=3)
         if new is not None:
             current[new] = value
     return current

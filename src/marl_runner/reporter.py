@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 NO_SIGNAL_EVENTS = 3
 """Training events in a row with hardly any signal before a warning."""
+ONE_TURN_TREES = 4
+"""First trees without a second turn before a warning, in a run that has several."""
 
 
 @dataclass
@@ -60,6 +62,8 @@ class Reporter:
         self._last_logged_step = 0
         self._events_without_signal = 0
         self._return_mean: float | None = None
+        self._one_turn_trees = 0
+        self._goes_on = config.num_turns == 1
         self._started = time.monotonic()
 
     def announce(self, sampling: Sampling, most_work: TreeCounts) -> None:
@@ -85,6 +89,10 @@ class Reporter:
         self._counters.generated_tokens += tokens
         self._window.add(root, samples, tokens, rollout_s)
         self._tracker.rollout(task, root, samples)
+        self._one_turn_trees += 1
+        self._goes_on = self._goes_on or bool(root.children_J)
+        if self._one_turn_trees == ONE_TURN_TREES:
+            self._warn_one_turn()
         reward = mean_reward(root)
         if reward is not None:
             self._counters.task_rewards.append(reward)
@@ -129,6 +137,12 @@ class Reporter:
             )
         )
 
+    def trained(self) -> None:
+        """The end of training: what was not reported yet."""
+        self.train_event()
+        if 0 < self._one_turn_trees < ONE_TURN_TREES:
+            self._warn_one_turn()
+
     def train_event(self) -> None:
         """Logs the means since the last training event, if anything happened since."""
         if self._counters.env_step == self._last_logged_step:
@@ -141,6 +155,15 @@ class Reporter:
 
     def _log(self, kind: str, metrics: Metrics) -> None:
         self._tracker.log(Event(kind, self._counters.env_step, self._counters.epoch, metrics))
+
+    def _warn_one_turn(self) -> None:
+        if not self._goes_on:
+            log.warning(
+                "turn 2 was never reached in %d tasks: every first node's mean reward is above "
+                "early_termination_threshold=%s; set trainer.early_termination_threshold=null, or shift the reward",
+                self._one_turn_trees,
+                self._config.early_termination_threshold,
+            )
 
     def _warn_no_signal(self, metrics: Metrics) -> None:
         zero = fmean(metrics.get(zero_signal_name(agent), 1.0) for agent in range(self._num_agents))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
+import traceback
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,6 +26,9 @@ from marl_runner.tracking.options import Trackers
 from marl_runner.trainers.magrpo import MAGRPOTrainer
 
 log = logging.getLogger(__name__)
+
+LOG = "train.log"
+"""The log file that Hydra keeps in the run folder."""
 
 
 def run(cfg: DictConfig, path: Path) -> float | None:
@@ -54,6 +58,9 @@ def run(cfg: DictConfig, path: Path) -> float | None:
             status = "preempted" if isinstance(error, (Stopped, KeyboardInterrupt)) else "failed"
             folder.write_summary(status, error, facts(cfg, trainer))
             tracker.close(status)
+            with (path / LOG).open("a") as file:
+                # The console gets one sentence; the log keeps the way to the line that failed.
+                traceback.print_exception(error, file=file)
             raise
         tracker.close("completed")
         return objective(trainer.counters, trainer.args.num_turns)

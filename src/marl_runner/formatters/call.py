@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_runner.errors import ConfigError, DataError
-from marl_runner.hooks import accepted_context, hook_name, signature_of
+from marl_runner.hooks import accepted_context, hook_name, raised, signature_of
 from marl_runner.stopping import REQUEST
 from marl_runner.types import Task
 
@@ -46,10 +46,12 @@ class PromptFormatter:
                 context["external_prompts"] = external_prompt
         try:
             text = self._formatter(row, **context)
+        except DataError:
+            raise  # of our own formatters, which say what is wrong with the row
         except Exception as error:
             raise DataError(
                 f"formatter {hook_name(self._formatter)} of agent {self._agent} raised "
-                f"{type(error).__name__}: {error} (task {task.uid})"
+                f"{raised(error)} (task {task.uid})"
             ) from error
         REQUEST.check()
         if not isinstance(text, str):
@@ -63,7 +65,7 @@ class PromptFormatter:
 def row_prompt(row: dict[str, Any]) -> str:
     """The default formatter: the row's `prompt`."""
     if "prompt" not in row:
-        raise KeyError(f"the row has no 'prompt' but {', '.join(map(str, row))}; pass formatters=")
+        raise DataError(f"the row has no 'prompt' but {', '.join(map(str, row))}; pass formatters=")
     prompt: str = row["prompt"]
     return prompt
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from marl_runner.errors import ConfigError, RewardError
-from marl_runner.hooks import POSITIONAL, accepted_context, hook_name, signature_of
+from marl_runner.hooks import POSITIONAL, accepted_context, hook_name, raised, signature_of
 from marl_runner.stopping import REQUEST
 from marl_runner.types import Task
 
@@ -80,7 +80,7 @@ class RewardCaller:
             else:
                 answer = self._function(**dict(zip(self._keywords, completions, strict=True)), **context)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
+            said = raised(error)
             place = f"{where}; completions {_short(list(actions_N))}"
             raise RewardError(f"reward {self.name} raised {said} ({place})") from error
         REQUEST.check()
@@ -104,7 +104,7 @@ class RewardCaller:
         try:
             answer = processor(reward)
         except Exception as error:
-            raise RewardError(f"{name} raised {type(error).__name__}: {error} ({where}, reward {reward})") from error
+            raise RewardError(f"{name} raised {raised(error)} ({where}, reward {reward})") from error
         return checked_rewards([answer], 1, name, where)[0]
 
 

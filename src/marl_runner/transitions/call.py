@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marl_runner.errors import TransitionError
-from marl_runner.hooks import accepted_context, check_names, hook_name, signature_of
+from marl_runner.hooks import accepted_context, check_names, hook_name, raised, signature_of
 from marl_runner.stopping import REQUEST
 from marl_runner.types import Task, Turn
 
@@ -63,9 +63,7 @@ class TransitionCaller:
         try:
             answer = self._function(**{name: offered[name] for name in self._accepted})
         except Exception as error:
-            raise TransitionError(
-                f"external_transition {self.name} raised {type(error).__name__}: {error} ({where})"
-            ) from error
+            raise TransitionError(f"external_transition {self.name} raised {raised(error)} ({where})") from error
         REQUEST.check()
         return self._checked(answer, where)
 
