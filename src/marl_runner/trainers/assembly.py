@@ -53,7 +53,7 @@ def load_team(
     """
     devices = resolve_devices(config.agent_devices, len(sources), "agent_devices")
     check_shared_devices(sources, devices)
-    models = [load_source(source, loading) for source in sources]
+    models = [load_source(source, loading, device) for source, device in zip(sources, devices, strict=True)]
     for index, (model, source) in enumerate(zip(models, sources, strict=True)):
         # Of all agents first: one that shares the model may grow its table further.
         if source.tokenizer is not None:
@@ -69,12 +69,12 @@ def load_team(
     return Team(agents, make_learners(agents, config, num_updates), parallel=config.parallel_training == "mp")
 
 
-def load_source(source: Source, loading: Mapping[str, Any]) -> Any:
-    """The model of an identifier, loaded; a preloaded one as it is."""
+def load_source(source: Source, loading: Mapping[str, Any], device: torch.device) -> Any:
+    """The model of an identifier, loaded onto its device; a preloaded one as it is."""
     if not isinstance(source.model, str):
         return source.model
     dtype = loading.get("dtype") or loading.get("torch_dtype")
-    return load_model(source.model, dtype, loading.get("attn_implementation"))
+    return load_model(source.model, dtype, loading.get("attn_implementation")).to(device)
 
 
 def check_shared_devices(sources: Sequence[Source], devices: Sequence[torch.device]) -> None:
