@@ -274,6 +274,13 @@ def test_the_last_progress_is_shown_at_close_if_it_was_too_soon_before() -> None
     assert "run failed" in out.getvalue()
 
 
+def test_the_end_names_the_run_folder_as_it_is_reached_from_here(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = io.StringIO()
+    ConsoleTracker(Console(file=out), folder=tmp_path / "outputs" / "run").close("completed")
+    assert out.getvalue().splitlines() == ["run completed", f"  {'run folder':<26}outputs/run"]
+
+
 def test_a_plain_line_is_never_wrapped_and_holds_every_number() -> None:
     out = io.StringIO()
     tracker = ConsoleTracker(Console(file=out, width=20), clock=Clock())

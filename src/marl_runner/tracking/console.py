@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -30,10 +32,17 @@ class ConsoleTracker:
         console: Where to print; None is stdout, looked at when the first line is due, so that a tracker can be
             pickled and sent to another process before it has shown anything.
         clock: Monotonic seconds, from any origin.
+        folder: The run folder, named at the end, where the first line has scrolled away; None names none.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        folder: Path | None = None,
+    ) -> None:
         self._console = console
+        self._folder = folder
         self._clock = clock
         self._live: Live | None = None
         self._summary = RunSummary()
@@ -83,6 +92,8 @@ class ConsoleTracker:
             self._live.stop()
             self._live = None
         rows = self._summary.rows()
+        if self._folder is not None:
+            rows.append(("run folder", os.path.relpath(self._folder)))
         if self._is_live() and rows:
             table = Table(title=Text(f"run {status}"), show_header=False)
             for name, value in rows:

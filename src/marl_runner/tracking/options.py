@@ -93,7 +93,7 @@ class Tracking:
         """
         trackers: list[Tracker] = [JsonlTracker(folder, self.rollouts_every)]
         if self.console:
-            trackers.append(ConsoleTracker())
+            trackers.append(ConsoleTracker(folder=folder))
         if self.wandb != "off":
             trackers.append(
                 WandbTracker(
