@@ -140,7 +140,12 @@ def test_settings_that_say_nothing_of_the_size_pass_through_yaml_and_copies():
     plain = dataclasses.asdict(MAGRPOConfig())
     assert yaml.safe_load(yaml.safe_dump(plain)) == OmegaConf.to_container(OmegaConf.create(plain)) == plain
     config = MAGRPOConfig()
-    for same in (copy.copy(config), dataclasses.replace(config, seed=1), pickle.loads(pickle.dumps(config))):
+    for same in (
+        copy.copy(config),
+        copy.deepcopy(config),
+        dataclasses.replace(config, seed=1),
+        pickle.loads(pickle.dumps(config)),
+    ):
         assert (same.num_agents, same.stated_num_agents) == (2, None)
 
 
@@ -541,6 +546,16 @@ def test_old_names_whose_value_cannot_mean_what_it_did_are_refused():
         MAGRPOConfig(per_device_train_batch_size=8)
     with pytest.raises(ConfigError, match="reward_funcs has 2 functions"):
         MAGRPOTrainer(agents=[tiny_llama()], reward_funcs=[length_ratio, length_ratio])
+
+
+def test_a_name_that_never_was_one_is_answered_with_the_nearest():
+    for made, message in (
+        (lambda: MAGRPOConfig(num_generation=4), "MAGRPOConfig takes no num_generation; nearest: num_generations"),
+        (lambda: MARLOOConfig(eval_strategy="no"), "MARLOOConfig takes no eval_strategy; remove it"),
+        (lambda: MAGRPOTrainer(reward_fn=length_ratio), "MAGRPOTrainer takes no reward_fn; nearest: reward_func"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            made()
 
 
 def test_new_names_warn_of_nothing():

@@ -13,6 +13,10 @@ class ConfigError(MarlRunnerError, ValueError):
     """A setting, or a relation between settings, is wrong; nothing was trained."""
 
 
+class ArgumentError(ConfigError, TypeError):
+    """A constructor was given a keyword that it does not take; nothing was trained."""
+
+
 class DataError(MarlRunnerError, ValueError):
     """A dataset, or a prompt made from it, cannot be used; nothing was trained."""
 

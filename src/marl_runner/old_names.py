@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, ParamSpec
 
-from marl_runner.errors import ConfigError
+from marl_runner.errors import ArgumentError, ConfigError
 
 P = ParamSpec("P")
 
@@ -35,14 +36,18 @@ def takes_old_names(names: Mapping[str, str | None]) -> Callable[[Callable[P, No
 
     Raises:
         ConfigError: On a call, when old and new name are both given, or the value cannot mean what it did.
+        ArgumentError: On a call with a keyword that is neither, naming the nearest.
     """
 
     def decorate(init: Callable[P, None]) -> Callable[P, None]:
+        shown = inspect.signature(init)
+
         @functools.wraps(init)
         def renaming(*args: P.args, **keywords: P.kwargs) -> None:
-            init(*args, **renamed(dict(keywords), names))
+            current = renamed(dict(keywords), names)
+            check_known(current, list(shown.parameters), init.__qualname__.partition(".")[0])
+            init(*args, **current)
 
-        shown = inspect.signature(init)
         old = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
         vars(renaming)["__signature__"] = shown.replace(parameters=[*shown.parameters.values(), *old])
         return renaming
@@ -65,6 +70,15 @@ def renamed(keywords: Mapping[str, Any], names: Mapping[str, str | None]) -> dic
         if new is not None:
             current[new] = value
     return current
+
+
+def check_known(keywords: Mapping[str, Any], known: Sequence[str], owner: str) -> None:
+    """Raises ArgumentError for a keyword that a constructor does not take, naming the nearest that it does."""
+    for name in keywords:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"nearest: {near[0]}" if near else "remove it"
+            raise ArgumentError(f"{owner} takes no {name}; {hint}")
 
 
 def as_now(old: str, value: Any) -> Any:

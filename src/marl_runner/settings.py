@@ -137,6 +137,13 @@ class MAGRPOConfig:
             # From the generated __init__, through the one that takes old names, to the caller.
             warnings.warn("output_dir is an argument of the trainer now", DeprecationWarning, stacklevel=4)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> MAGRPOConfig:
+        settings = copy.copy(self)
+        for name, value in vars(self).items():
+            # A size that nobody stated stays so, unlike in `asdict`.
+            object.__setattr__(settings, name, value if isinstance(value, Unstated) else copy.deepcopy(value, memo))
+        return settings
+
     @property
     def stated_num_agents(self) -> int | None:
         """`num_agents`, or None where it is the default, which gives way to what the trainer is told."""
