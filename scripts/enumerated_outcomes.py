@@ -24,7 +24,7 @@ from marl_runner.settings import MAGRPOConfig
 from marl_runner.tracking.options import Trackers
 from marl_runner.trainers.magrpo import MAGRPOTrainer
 from marl_runner.types import JointAction, Node, Prompt, Sample
-from marl_runner.update import backward
+from marl_runner.update import backward_batch
 from tabular_team import FIRST_STATE, LATER_STATES, NUM_AGENTS, Gradients, TabularTeam
 
 Law = dict[tuple[int, int], dict[float, float]]
@@ -230,7 +230,7 @@ def descent(trainer: MAGRPOTrainer, sample: Sample, scale: float) -> torch.Tenso
     agent = trainer.team.agents[sample.agent]
     (parameter,) = agent.policy.parameters()
     parameter.grad = None
-    backward(agent, sample, scale, trainer.args)
+    backward_batch(agent, [dataclasses.replace(sample, weight=scale)], trainer.args)
     assert parameter.grad is not None
     return -parameter.grad
 

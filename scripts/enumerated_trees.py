@@ -42,7 +42,7 @@ def rolled_out(team: TabularTeam, case: Case, trainer: MAGRPOTrainer, answers: t
     for agent, policy in enumerate(team.policies):
         own = slice(agent * case.K, (agent + 1) * case.K)
         policy.script = iter([completion for at_node in answers for completion in at_node[own]])
-    root = trainer.engine.rollout(Task("game", {"prompt": "0"}), 0)
+    (root,) = trainer.engine.rollout([Task("game", {"prompt": "0"})], first=0, env_step=0)
     assert root is not None
     return root
 

@@ -165,7 +165,7 @@ class PrescribedPolicy(HFPolicy):
         self.agent = agent
 
     def generate(
-        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[tuple[Completion, ...]]:
         """The prescribed completions of each prompt."""
         answers = []

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from marl_runner.loss import token_log_probs
-from marl_runner.types import Completion, Prompt, Sampling
+from marl_runner.types import Completion, Prompt, Row, Sampling
 
 NUM_AGENTS = 2
 FIRST_STATE = 0
@@ -58,7 +58,7 @@ class TabularPolicy:
         return "".join(map(chr, token_ids))
 
     def generate(
-        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[tuple[Completion, ...]]:
         """The next entries of `script`: the outcome whose turn it is in an enumeration."""
         return [tuple(next(self.script) for _ in range(num_completions)) for _ in prompts]
@@ -67,14 +67,22 @@ class TabularPolicy:
         """[previous token, token]; the last row is that of the first token, which follows END."""
         return self.weights[0] + FEATURES[state] * self.weights[1]
 
-    def token_log_probs(self, prompt: Prompt, completions: Sequence[Completion]) -> torch.Tensor:
-        """[K, T] log-probabilities by the loss's own function, 0 beyond a completion's end."""
-        logits = self.logits(int(prompt.text))
-        T = max(len(completion.token_ids) for completion in completions)
-        padded = [(*each.token_ids, *(-1,) * (T - len(each.token_ids))) for each in completions]
+    def token_log_probs(self, rows: Sequence[Row]) -> torch.Tensor:
+        """[R, T] log-probabilities by the loss's own function, 0 beyond a completion's end."""
+        logits_R = torch.stack([self.logits(int(prompt.text)) for prompt, _ in rows])
+        T = max(len(completion.token_ids) for _, completion in rows)
+        padded = [(*each.token_ids, *(-1,) * (T - len(each.token_ids))) for _, each in rows]
         ids = torch.tensor(padded)
-        previous = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=len(logits) - 1)
-        return token_log_probs(logits[previous], ids.clamp(min=0)).masked_fill(ids < 0, 0.0)
+        previous = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=logits_R.shape[1] - 1)
+        row = torch.arange(len(rows)).unsqueeze(1)
+        return token_log_probs(logits_R[row, previous], ids.clamp(min=0)).masked_fill(ids < 0, 0.0)
+
+    def num_scored_tokens(self, rows: Sequence[Row]) -> int:
+        """The completions' tokens."""
+        return sum(len(completion.token_ids) for _, completion in rows)
+
+    def weights_changed(self) -> None:
+        """Nothing is derived from the weights."""
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """W and U, stacked."""

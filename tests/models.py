@@ -22,11 +22,13 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     PreTrainedTokenizerFast,
 )
 
 from marl_runner.policies.hf import HFPolicy
-from marl_runner.types import Completion, Prompt, Sampling
+from marl_runner.types import Completion, Prompt, Row, Sampling
 
 PAD, BOS, EOS, UNKNOWN, A, J, DOT, SPACE = 0, 1, 2, 3, 4, 13, 14, 15
 TOKENS = ["<pad>", "<s>", "</s>", "<unk>", *"abcdefghij", ".", " "]
@@ -110,6 +112,22 @@ def tiny_bloom(*, seed=0):
     return _seeded(BloomForCausalLM, config, seed)
 
 
+def tiny_openai_gpt(*, seed=0):
+    """Two layers with learned absolute positions, and no cache of any kind."""
+    config = OpenAIGPTConfig(
+        vocab_size=VOCABULARY,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=CONTEXT,
+        initializer_range=0.4,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+    return _seeded(OpenAIGPTLMHeadModel, config, seed)
+
+
 ARCHITECTURES = {"llama": tiny_llama, "gpt2": tiny_gpt2, "bloom": tiny_bloom}
 
 
@@ -133,14 +151,14 @@ def saved(folder: Path, model=None, tokenizer=None, generation_config=None) -> s
     return str(folder)
 
 
-def stream(seed=0) -> torch.Generator:
-    """A random stream on the CPU."""
-    return torch.Generator().manual_seed(seed)
-
-
 def prompt_of(text: str, tokenizer=None) -> Prompt:
     """A prompt with its ids, one per character."""
     return Prompt(text, tuple((tokenizer or tiny_tokenizer())(text, add_special_tokens=False)["input_ids"]))
+
+
+def rows_under(prompt: Prompt, completions) -> list[Row]:
+    """Completions to be scored under one prompt."""
+    return [(prompt, completion) for completion in completions]
 
 
 def completion_of(token_ids) -> Completion:

@@ -185,7 +185,7 @@ def test_wrong_data_end_with_2_and_one_line_and_a_summary_that_says_so(text, sen
 
 def test_a_failing_reward_ends_with_1_and_one_line_and_a_summary_with_what_was_done():
     body = "    calls.append(1)\n    if len(calls) == 4:\n        raise KeyError('lost')\n    return [0.5]\n"
-    ended = marl_train(*TINY, *reward(body), "hydra.run.dir=run")
+    ended = marl_train(*TINY, "trainer.rollout_buffer_size=1", *reward(body), "hydra.run.dir=run")
     # One call to evaluate the one row, two for the joint actions of task 1, and the fourth fails.
     said = (
         "reward rewards.py:score raised KeyError: 'lost' at rewards.py:7 (task 2, turn 1, joint action 0; completions "

@@ -31,7 +31,7 @@ from marl_runner.explain import explain
 from marl_runner.options import OPTIONS
 from marl_runner.schema import OPTION_GROUPS, SET_ELSEWHERE, TrainerSchema, described
 from marl_runner.settings import MAGRPOConfig
-from marl_runner.typed_options import check_option
+from marl_runner.typed_options import SETTINGS, check_option
 
 CONF = ROOT / "conf"
 ROWS = [(group, name) for group, options in OPTIONS.items() for name in options]
@@ -122,7 +122,7 @@ def test_every_option_composes_and_keeps_the_rules(group, name, configs):
 @pytest.mark.parametrize(("group", "name"), ROWS)
 def test_a_yaml_file_gives_every_key_that_its_option_takes(group, name, configs):
     taken = set(inspect.signature(OPTIONS[group][name]).parameters)
-    assert {str(key) for key in configs[group, name][group]} == {"_target_", *taken}
+    assert {str(key) for key in configs[group, name][group]} == {"_target_", *taken, *SETTINGS.get(group, ())}
 
 
 def test_one_thing_has_one_name_everywhere():
@@ -271,7 +271,7 @@ def test_every_trainer_key_refuses_a_value_of_another_type():
                         schema[key] = wrong
                 refused_keys.add(key)
     assert {"num_turns", "top_k", "discount", "max_grad_norm", "shuffle"} <= refused_keys
-    assert len(refused_keys) == 15 + 8 + 4  # integers, numbers, bools
+    assert len(refused_keys) == 15 + 8 + 5  # integers, numbers, bools
 
 
 @pytest.mark.parametrize(
@@ -313,6 +313,9 @@ def test_a_value_that_the_schema_refuses_is_explained_in_one_sentence(override, 
         ("tracking.console=2", "tracking.console must be true or false, got 2"),
         ("tracking.wandb_tags=a", "tracking.wandb_tags must be a list [a, b], got a"),
         ("tracking.wandb_tags=[a, [b]]", "tracking.wandb_tags[1] must be text, got ['b']"),
+        ("trainer.micro_batch_tokens=0", "trainer.micro_batch_tokens must be an integer >= 1 or null, got 0"),
+        ("reward.num_workers=0", "reward.num_workers must be an integer >= 1, got 0"),
+        ("reward.num_workers=two", "reward.num_workers must be an integer >= 1, got two"),
         ("reward.target_min=-1", "reward.target_min=-1.0 and reward.target_max=3.0: need 0 <= target_min <= "),
         ("dataset.max_tasks=0", "dataset.max_tasks must be >= 1, or null for all rows, got 0"),
     ],
@@ -325,7 +328,7 @@ def test_a_value_that_cannot_be_is_explained_in_one_sentence(override, sentence,
 def test_every_key_of_every_option_refuses_a_value_of_another_type(group, name, configs):
     parameters = inspect.signature(OPTIONS[group][name], eval_str=True).parameters
     node = dict(configs[group, name][group])
-    for key in node.keys() - {"_target_"}:
+    for key in node.keys() - {"_target_", *SETTINGS.get(group, ())}:
         kind = parameters[key].annotation
         simple = next((part for part in (kind, *typing.get_args(kind)) if part in WRONG), None)
         wrong = 3 if simple is None or typing.get_origin(kind) in (list, dict) else WRONG[simple]

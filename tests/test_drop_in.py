@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import pickle
 import warnings
@@ -71,6 +72,12 @@ def settings(config_class=MAGRPOConfig, **changes):
 
 def length_ratio(first, second, target=2.0):
     return [abs(len(b) - target * len(a)) for a, b in zip(first, second, strict=True)]
+
+
+def rising():
+    """A reward that no two joint actions share, so that every group has a signal, whatever was sampled."""
+    numbers = itertools.count()
+    return lambda *texts_N: [float(next(numbers))]
 
 
 def trained(args=None, models=None, reward_func=length_ratio, train_dataset=ROWS, trainer=MAGRPOTrainer, **options):
@@ -132,7 +139,7 @@ def test_the_scale_reaches_the_recorded_rewards(tmp_path):
 
 @pytest.mark.parametrize("told", [{}, {"num_agents": 1}])
 def test_one_agent_is_grpo_without_a_word_in_the_settings(told):
-    made, moved = trained(models=[tiny_llama()], reward_func=lambda texts: [float(len(texts[0]))], **told)
+    made, moved = trained(models=[tiny_llama()], reward_func=rising(), **told)
     assert (made.num_agents, made.args.num_agents, moved) == (1, 1, [True])
 
 
@@ -154,7 +161,7 @@ def test_settings_of_a_class_with_a_constructor_of_its_own():
         def __init__(self, **changes):
             super().__init__(**(dict(vars(settings())) | {"num_agents": UNSTATED_TEAM_SIZE} | changes))
 
-    made, moved = trained(Mine(), models=[tiny_llama()], reward_func=lambda texts: [float(len(texts[0]))])
+    made, moved = trained(Mine(), models=[tiny_llama()], reward_func=rising())
     assert (made.args.num_agents, moved) == (1, [True])
 
 
@@ -207,7 +214,7 @@ def test_agents_of_different_architectures_may_have_a_tokenizer_each():
     made = MAGRPOTrainer(
         agents=models,
         tokenizer=[tiny_tokenizer(), tiny_tokenizer()],
-        reward_func=length_ratio,
+        reward_func=rising(),
         train_dataset=ROWS,
         args=settings(),
     )

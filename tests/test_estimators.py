@@ -38,6 +38,7 @@ from marl_runner.advantage_modes import ADVANTAGE_MODES
 from marl_runner.policies.base import Policy
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.types import Prompt
+from models import rows_under
 from tabular_team import expected_return, gradient, make_team, stopped_tree, turn_gradients
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
@@ -61,7 +62,7 @@ def test_the_tabular_policy_is_a_policy_whose_completions_are_all_there_are(team
         assert isinstance(policy, Policy)
         assert [completion.text for completion in policy.completions] == ["", "a", "b", "aa", "ab", "ba", "bb"]
         assert float(probabilities.detach().sum()) == pytest.approx(1, abs=1e-14)
-        scored = policy.token_log_probs(Prompt("1", (49,)), policy.completions).sum(dim=1).exp()
+        scored = policy.token_log_probs(rows_under(Prompt("1", (49,)), policy.completions)).sum(dim=1).exp()
         assert scored.tolist() == pytest.approx(probabilities.tolist(), abs=1e-14)
 
 

@@ -194,6 +194,13 @@ def test_concurrent_agents_give_the_same_run_as_one_after_the_other():
 
 
 def test_chunks_and_micro_batches_do_not_change_what_is_sampled_first():
-    _, whole = tiny_run(0, micro_batch_size=8)
-    _, parts = tiny_run(0, micro_batch_size=1)
+    _, whole = tiny_run(0)
+    _, parts = tiny_run(0, micro_batch_tokens=1, max_rollout_rows=2)
     assert whole[0] == parts[0]
+
+
+def test_how_many_tasks_are_sampled_together_changes_nothing_of_a_run():
+    """Both tasks of an epoch fit before the update at 12 nodes; 2 rows hold not even the second turn of one."""
+    together = tiny_run(0, rollout_buffer_size=12)
+    assert tiny_run(0, rollout_buffer_size=12, max_rollout_rows=2) == together
+    assert len(together[1]) == 4

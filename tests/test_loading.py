@@ -35,7 +35,6 @@ from models import (
     completion_of,
     prompt_of,
     saved,
-    stream,
     tiny_gpt2,
     tiny_llama,
     tiny_policy,
@@ -246,7 +245,7 @@ def test_special_tokens_grow_the_table_of_every_agent_and_of_its_reference(make,
             )
         assert weights_sha256(agent.policy) == weights_sha256(agent.reference)
         assert agent.policy.encode("a[PAD]") == (A, VOCABULARY)
-        scored = agent.policy.token_log_probs(prompt_of("abc"), [completion_of((VOCABULARY, EOS))])
+        scored = agent.policy.token_log_probs([(prompt_of("abc"), completion_of((VOCABULARY, EOS)))])
         assert scored.isfinite().all()
     trainer.train()
     trainer.save_model(tmp_path / "out")
@@ -535,7 +534,7 @@ def test_the_tiny_tokenizer_writes_lower_case_and_marks_what_it_does_not_know():
     assert policy.prompt_text(policy.encode("Ab, c!\n<end>")) == "ab, c!\n<end>"
     assert policy.encode("é5") == (1, 1)
     assert policy.end_ids == {0}
-    for completion in policy.generate([prompt_of("abc", tokenizer)], 64, PLAIN, stream())[0]:
+    for completion in policy.generate([prompt_of("abc", tokenizer)], 64, PLAIN, [0])[0]:
         assert policy.encode(completion.text) == tuple(t for t in completion.token_ids if t > 1)
 
 

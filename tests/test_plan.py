@@ -103,12 +103,12 @@ def test_evaluations_by_hand(settings, evaluations):
 
 def test_memory_by_hand():
     size = AgentSize("a", num_parameters=1000, vocabulary=50, cache_values_per_token=8, bytes_per_weight=4)
-    small = config(max_new_tokens=10, max_rollout_rows=6, micro_batch_size=2)
-    # Weights 1000 * 4; a gradient and two moments; no reference; logits, gradient and softmax: 3 * 4 * 2 * 10 * 50.
-    assert memory_bytes(size, small) == (4000, 12000, 0, 12000)
-    # The cache of 600 rows is more: 600 * 10 * 8 * 4.
-    large = config(max_new_tokens=10, max_rollout_rows=600, micro_batch_size=2, reference_kl_enabled=True)
-    assert memory_bytes(size, large) == (4000, 12000, 4000, 192000)
+    small = config(max_new_tokens=10, max_rollout_rows=6)
+    # Weights 1000 * 4; a gradient and two moments; no reference; logits, gradient and softmax of a chunk of 2**24.
+    assert memory_bytes(size, small) == (4000, 12000, 0, 3 * 4 * 2**24)
+    # The cache of a million rows is more: 10**6 * 10 * 8 * 4.
+    large = config(max_new_tokens=10, max_rollout_rows=10**6, reference_kl_enabled=True)
+    assert memory_bytes(size, large) == (4000, 12000, 4000, 320_000_000)
 
 
 def test_the_table_of_agents_adds_up_what_a_team_holds():

@@ -354,7 +354,7 @@ def estimates(mode: str, K: int) -> list[float]:
         logits = torch.zeros(2, dtype=torch.float64, requires_grad=True)
         advantages_K = torch.tensor(ADVANTAGE_MODES[mode]()([10.0 + 2 * answer for answer in answers_K])).double()
         log_probs_K = torch.log_softmax(logits, 0)[list(answers_K)]
-        (gradient,) = torch.autograd.grad(policy_gradient_loss(log_probs_K, advantages_K) / K, logits)
+        (gradient,) = torch.autograd.grad(policy_gradient_loss(log_probs_K, advantages_K / K).sum(), logits)
         values.append(-float(gradient[0]))
     return values
 
@@ -681,9 +681,9 @@ class Meeting(ScriptedPolicy):
         super().__init__(endless("a", "b"))
         self.barrier = barrier
 
-    def generate(self, prompts, num_completions, sampling, rng):
+    def generate(self, prompts, num_completions, sampling, seeds):
         self.barrier.wait()
-        return super().generate(prompts, num_completions, sampling, rng)
+        return super().generate(prompts, num_completions, sampling, seeds)
 
 
 @pytest.mark.parametrize(("parallel_training", "timeout_s"), [("mp", 20.0), ("none", 0.1)])
@@ -711,9 +711,9 @@ class Noting(ScriptedPolicy):
         super().__init__(entries)
         self.asked = []
 
-    def generate(self, prompts, num_completions, sampling, rng):
+    def generate(self, prompts, num_completions, sampling, seeds):
         self.asked.append((num_completions, sampling))
-        return super().generate(prompts, num_completions, sampling, rng)
+        return super().generate(prompts, num_completions, sampling, seeds)
 
 
 def test_length_temperature_top_p_and_top_k_of_the_settings_are_those_of_every_sample():

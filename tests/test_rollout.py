@@ -6,13 +6,18 @@ Behaviours protected here:
     3. a transition sees the task's prompt, its own branch's completions and histories
     4. children only below the horizon, and not where the mean reward is greater than the threshold
     5. the recorded prompt is the text that was really sent
+    6. tasks between which no update and no evaluation falls are sampled together, as many as fill a batch
+    7. reward workers change when a joint action is scored, not what is recorded
 """
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
-from marl_runner.errors import ConfigError, TransitionError
+from marl_runner.errors import ConfigError, RewardError, TransitionError
 from marl_runner.settings import MAGRPOConfig
 from scripted_team import endless, script, trainer_of
 
@@ -63,6 +68,44 @@ def test_a_level_wider_than_max_rollout_rows_is_sampled_in_chunks():
     trainer.train()
     # 5 rows hold 2 prompts of 2 completions: 1 | 2 | 4 = 2 + 2
     assert [len(prompts) for prompts in trainer.team.agents[0].policy.requests] == [1, 2, 2, 2]
+
+
+def requests_of(num_tasks, **settings):
+    """How many prompts each call of a run sampled together; "e" is the prompt of the one evaluation task."""
+    trainer, recorder = trainer_of(
+        [endless("a", "b")],
+        zero,
+        config(**{"num_turns": 1, **settings}),
+        external_transition=echo,
+        rows=[{"prompt": f"{number}"} for number in range(num_tasks)],
+        eval_dataset=[{"prompt": "e"}],
+    )
+    trainer.train()
+    assert [task.prompt for task, _, _ in recorder.trees] == [f"{number}" for number in range(num_tasks)]
+    requests = trainer.team.agents[0].policy.requests
+    return ["e" if prompts == ("e",) else len(prompts) for prompts in requests]
+
+
+@pytest.mark.parametrize(
+    ("settings", "requests"),
+    [
+        # one node per task: the buffer is full after 4 tasks, and flushed after 2
+        ({"rollout_buffer_size": 4}, [4, 2]),
+        ({"rollout_buffer_size": 1}, [1] * 6),
+        # 7 rows hold 3 tasks of 2 completions; the fourth fills the buffer
+        ({"rollout_buffer_size": 4, "max_rollout_rows": 7}, [3, 1, 2]),
+        # before each third task, and at the end
+        ({"rollout_buffer_size": 10, "eval_interval": 3}, ["e", 3, "e", 3, "e"]),
+        ({"rollout_buffer_size": 2, "eval_interval": 3}, ["e", 2, 1, "e", 1, 2, "e"]),
+        # 1 + 2 nodes per task at most: two tasks could fill a buffer of 6 with the last node, three before the end
+        ({"rollout_buffer_size": 6, "num_turns": 2}, [2, 4, 2, 4, 2, 4]),
+        ({"rollout_buffer_size": 9, "num_turns": 2}, [3, 6, 3, 6]),
+        # the second turn of a task has 2 nodes of 2 completions: 8 rows hold two tasks
+        ({"rollout_buffer_size": 100, "num_turns": 2, "max_rollout_rows": 8}, [2, 4, 2, 4, 2, 4]),
+    ],
+)
+def test_tasks_are_sampled_together_up_to_the_next_update_evaluation_or_full_batch(settings, requests):
+    assert requests_of(6, **settings) == requests
 
 
 def test_each_branch_gets_its_own_completions_and_prompts():
@@ -231,6 +274,35 @@ def test_the_reward_is_called_once_per_joint_action_with_lists_of_one_text():
     trainer, _ = trainer_of([script("a", "b"), script("c", "d")], reward, config(num_agents=2, num_turns=1))
     trainer.train()
     assert calls == [(["a"], ["c"]), (["b"], ["d"])]
+
+
+def test_reward_workers_score_at_the_same_time_and_every_reward_keeps_its_place():
+    """4 joint actions, two at a time: each waits for another; those that come later in the node answer first."""
+    barrier = threading.Barrier(2, timeout=20)
+
+    def reward(first, second):
+        barrier.wait()
+        value = float("abcdefgh".index(first[0]) + 10 * "abcdefgh".index(second[0]))
+        time.sleep((33 - value) / 1000)
+        return [value]
+
+    trainer, _ = trainer_of(
+        [script("a", "b"), script("c", "d")],
+        reward,
+        config(num_agents=2, num_turns=1, joint_mode="cross", reward_num_workers=2),
+    )
+    # a, b are 0, 1; c, d are 20, 30
+    assert [action.reward for action in rolled(trainer).joint_actions_J] == [20.0, 30.0, 21.0, 31.0]
+
+
+def test_a_reward_that_fails_in_a_worker_stops_the_run_with_its_place():
+    def broken(texts):
+        raise ValueError("no judge")
+
+    trainer, _ = trainer_of([script("a", "b")], broken, config(num_turns=1, reward_num_workers=2))
+    with pytest.raises(RewardError, match="broken raised ValueError: no judge") as caught:
+        trainer.train()
+    assert "task 1, turn 1, joint action 0" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 1. One rule for overlong prompts, error, drop or truncate, whose result generation and loss both use.
 2. `prompt + max_new_tokens` never exceeds the context; what does is refused with the numbers.
-3. Every agent has its own random streams; evaluation has another, and leaves training's as it was.
-4. Chunks never exceed `max_rollout_rows`, and keep the order.
+3. What a node draws depends only on seed, agent, stream and place: not on the nodes beside it, nor on what came before.
+4. No batch exceeds `max_rollout_rows`, and the answers keep the order.
 5. The reference penalty is the k3 estimate: worked out by hand, never negative, without gradient.
 """
 
@@ -27,6 +27,7 @@ from models import (
     PLAIN,
     SavedBytes,
     prompt_of,
+    rows_under,
     tiny_gpt2,
     tiny_llama,
     tiny_policy,
@@ -42,8 +43,8 @@ def agent_of(policy, index=0, reference=False, **settings):
     )
 
 
-def team_on(agents, parallel=False):
-    return Team(agents, make_learners(agents, MAGRPOConfig(), None), parallel)
+def team_on(agents, concurrency=1):
+    return Team(agents, make_learners(agents, MAGRPOConfig(), None), concurrency)
 
 
 def rows_of(*texts):
@@ -133,8 +134,8 @@ def test_generation_and_loss_use_the_same_truncated_prompt():
     config = MAGRPOConfig(max_new_tokens=8, overlong_prompt="truncate")
     prompt = fit_prompt(agent_of(policy), "abcdefghij" * 10, config, "here")
     assert len(prompt.token_ids) == CONTEXT - 8 == 56
-    (completions,) = policy.generate([prompt], 2, GREEDY, torch.Generator().manual_seed(0))
-    assert policy.token_log_probs(prompt, completions).isfinite().all()
+    (completions,) = policy.generate([prompt], 2, GREEDY, [0])
+    assert policy.token_log_probs(rows_under(prompt, completions)).isfinite().all()
 
 
 # --- prompts known before training ----------------------------------------------------------------------------
@@ -227,9 +228,9 @@ def ids_of(completions_N_P_K):
     return [[[c.token_ids for c in K] for K in P_K] for P_K in completions_N_P_K]
 
 
-def sampled(team, stream="sample", num_completions=4, max_rows=64, texts=("abc", "j"), sampling=PLAIN):
+def sampled(team, stream="sample", num_completions=4, places=((0,), (1,)), texts=("abc", "j"), sampling=PLAIN):
     prompts_P_N = [[prompt_of(text)] * len(team.agents) for text in texts]
-    return sample_team(team, prompts_P_N, num_completions, sampling, max_rows, stream)
+    return sample_team(team, prompts_P_N, places, num_completions, sampling, stream)
 
 
 def test_agents_with_equal_weights_and_prompts_sample_from_streams_of_their_own():
@@ -246,11 +247,24 @@ def test_another_agent_leaves_the_samples_of_the_first_as_they_were():
     assert sampled(team_of(num_agents=3))[:2] == sampled(team_of(num_agents=2))
 
 
+def test_every_node_samples_from_a_stream_of_its_own():
+    """One prompt at four nodes: tasks 0 and 12, the second child of task 1, and the third of its first child."""
+    ((*nodes_P,),) = ids_of(sampled(team_of(1), places=((0,), (12,), (1, 1), (1, 0, 2)), texts=["abc"] * 4))
+    assert len({str(completions_K) for completions_K in nodes_P}) == 4
+
+
+def test_a_node_samples_the_same_beside_others_alone_and_in_another_order():
+    team = team_of()
+    together = sampled(team)
+    turned = sampled(team, places=((1,), (0,)), texts=("j", "abc"))
+    assert [answers[::-1] for answers in turned] == together
+    alone = [sampled(team, places=(place,), texts=(text,)) for place, text in (((0,), "abc"), ((1,), "j"))]
+    assert [[answers[n][0] for answers in alone] for n in range(2)] == together
+
+
 def test_the_stream_of_evaluation_is_another_and_leaves_that_of_training_as_it_was():
     plain, evaluated = team_of(), team_of()
     evaluation = sampled(evaluated, stream="eval", num_completions=1)
-    before = [agent.sample_rng.get_state() for agent in plain.agents]
-    assert all(torch.equal(a.sample_rng.get_state(), s) for a, s in zip(evaluated.agents, before, strict=True))
     training = sampled(evaluated, num_completions=1)
     assert training == sampled(plain, num_completions=1)
     assert ids_of(evaluation) != ids_of(training)
@@ -264,51 +278,64 @@ def test_training_leaves_the_stream_of_evaluation_as_it_was():
 
 def test_agents_that_sample_concurrently_give_what_they_give_one_after_the_other():
     apart = team_of(num_agents=3)
-    together = team_on(team_of(num_agents=3).agents, parallel=True)
+    together = team_on(team_of(num_agents=3).agents, concurrency=3)
     assert sampled(together) == sampled(apart)
 
 
-# --- chunks ---------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------------------
+
+
+TEXTS = ("a", "ij abcdef.", "abcd", "jihgfedcba jihg.", "j")
+
+
+def rolled_out(texts=TEXTS, in_calls=1, **settings):
+    """The roots' completions, [task][agent][k], of tasks rolled out in so many calls; and the shapes of the passes."""
+    trainer = tiny_trainer(rows_of(*texts), num_generations=4, max_new_tokens=8, **settings)
+    shapes = []
+    for agent in trainer.team.agents:
+        agent.policy.model.register_forward_pre_hook(
+            lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+        )
+    tasks = list(trainer.train_tasks)
+    size = -(-len(tasks) // in_calls)
+    roots = []
+    for first in range(0, len(tasks), size):
+        roots += trainer.engine.rollout(tasks[first : first + size], first, env_step=0)
+    return [root.completions_N_K for root in roots], shapes
 
 
 def test_no_batch_exceeds_max_rollout_rows_and_the_answers_keep_the_order_of_the_prompts():
     """5 prompts × 4 completions: at most 11 rows are 2 prompts (8 rows) at a time; the cache is repeated K times."""
-    team = team_of(seeds=[0, 1])
-    rows = []
-    for agent in team.agents:
-        agent.policy.model.register_forward_pre_hook(
-            lambda module, args, kwargs: rows.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-        )
-    texts = ("a", "ij abcdef.", "abcd", "jihgfedcba jihg.", "j")
-    chunked = sampled(team, max_rows=11, texts=texts, sampling=GREEDY)
-    assert max(count for count, _ in rows) == 8
-    assert [count for count, tokens in rows if tokens > 1] == [2, 2] * 2
-    assert chunked == sampled(team, max_rows=64, texts=texts, sampling=GREEDY)
-    for agent, answers in zip(team.agents, chunked, strict=True):
-        alone = [agent.policy.generate([prompt_of(text)], 1, GREEDY, agent.eval_rng)[0][0] for text in texts]
-        assert [completions[0] for completions in answers] == alone
-        assert all(len(completions) == 4 for completions in answers)
+    chunked, shapes = rolled_out(max_rollout_rows=11, top_k=1)
+    assert max(count for count, _ in shapes) == 8
+    # each of two agents reads prompts of (1, 10), (4, 16) and (1) tokens, padded to the longer of a batch
+    reading = [shape for shape in shapes if shape[1] > 1 or shape[0] == 1]
+    assert reading == [(2, 10)] * 2 + [(2, 16)] * 2 + [(1, 1)] * 2
+    whole, _ = rolled_out(top_k=1)
+    assert chunked == whole
+    policies = [tiny_policy(tiny_llama(seed=seed)) for seed in (0, 1)]
+    for text, completions_N_K in zip(TEXTS, chunked, strict=True):
+        for policy, completions_K in zip(policies, completions_N_K, strict=True):
+            (alone,) = policy.generate([prompt_of(text)], 1, GREEDY, [0])
+            assert completions_K == alone * 4
 
 
-def test_chunks_are_drawn_one_after_the_other_from_the_same_stream():
-    """Where every chunk is one prompt, the samples are those of one call for each prompt."""
-    (chunked,) = sampled(team_of(1), max_rows=4)
-    agent = team_of(1).agents[0]
-    assert chunked == [agent.policy.generate([prompt_of(t)], 4, PLAIN, agent.sample_rng)[0] for t in ("abc", "j")]
-
-
-def test_the_completions_of_one_prompt_are_sampled_together_even_where_they_exceed_the_rows():
-    (answers,) = sampled(team_of(1), max_rows=1, num_completions=3)
-    assert [len(completions) for completions in answers] == [3, 3]
+@pytest.mark.parametrize(
+    "settings", [{"max_rollout_rows": 4}, {"max_rollout_rows": 8}, {"in_calls": 5}, {"in_calls": 2}]
+)
+def test_how_tasks_are_batched_changes_nothing_that_is_drawn(settings):
+    together, _ = rolled_out(temperature=2.0)
+    assert rolled_out(temperature=2.0, **settings)[0] == together
+    assert len({c.token_ids for completions_N_K in together for K in completions_N_K for c in K}) > 20
 
 
 # --- the reference penalty ------------------------------------------------------------------------------------
 
 
-def scripted_pair(logits, completions, micro_batch_size=8):
+def scripted_pair(logits, completions, **settings):
     """A scripted agent over "a" and the end token: the reference has (0, 0), the policy the given logits."""
     policy = ScriptedPolicy([completion.token_ids for completion in completions], alphabet="a")
-    agent = agent_of(policy, reference=True, micro_batch_size=micro_batch_size)
+    agent = agent_of(policy, reference=True, **settings)
     policy.logits_V.data[:] = torch.tensor(logits, dtype=torch.float64)
     return agent
 
@@ -316,8 +343,8 @@ def scripted_pair(logits, completions, micro_batch_size=8):
 CUT, ENDED, LONE = Completion("aa", (0, 0), False), Completion("a", (0, 1), True), Completion("", (1,), True)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
-def test_the_reference_penalty_is_the_k3_estimate_summed_over_the_completion(micro_batch_size):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 4, None])
+def test_the_reference_penalty_is_the_k3_estimate_summed_over_the_completion(micro_batch_tokens):
     """Policy (3/4, 1/4), reference (1/2, 1/2); Δ = log π_ref - log π.
 
     token "a":  Δ = log(2/3), exp Δ - Δ - 1 = 2/3 - log(2/3) - 1 = 0.072132
@@ -325,7 +352,7 @@ def test_the_reference_penalty_is_the_k3_estimate_summed_over_the_completion(mic
     """
     a, end = 2 / 3 - math.log(2 / 3) - 1, 2 - math.log(2) - 1
     assert (round(a, 6), round(end, 6)) == (0.072132, 0.306853)
-    agent = scripted_pair((math.log(3), 0.0), (CUT, ENDED, LONE), micro_batch_size)
+    agent = scripted_pair((math.log(3), 0.0), (CUT, ENDED, LONE), micro_batch_tokens=micro_batch_tokens)
     measured = with_reference_kl(agent, Prompt("?", (1,)), (CUT, ENDED, LONE))
     assert [c.reference_kl for c in measured] == pytest.approx([2 * a, a + end, end])
     assert [(c.text, c.token_ids, c.finished) for c in measured] == [
@@ -342,7 +369,7 @@ def test_the_k3_estimate_equals_the_divergence_on_average():
 
 def test_the_penalty_of_a_policy_that_equals_its_reference_is_exactly_zero():
     for team in (team_of(reference=True), team_on([scripted_pair((0.0, 0.0), (ENDED, LONE))])):
-        answers = sampled(team, texts=("abc",), num_completions=2)
+        answers = sampled(team, places=((0,),), texts=("abc",), num_completions=2)
         assert {c.reference_kl for P_K in answers for K in P_K for c in K} == {0.0}
 
 
@@ -353,7 +380,7 @@ def test_the_penalty_is_not_negative_even_where_float32_cannot_tell_policy_and_r
     with torch.no_grad():
         weight = team.agents[0].policy.model.lm_head.weight
         weight += 1e-6 * torch.randn(weight.shape, generator=noise)
-    ((completions,),) = sampled(team, texts=("abc",), num_completions=64)
+    ((completions,),) = sampled(team, places=((0,),), texts=("abc",), num_completions=64)
     penalties = [completion.reference_kl for completion in completions]
     assert min(penalties) >= 0
     assert 0 < max(penalties) < 1e-7
@@ -372,15 +399,14 @@ def test_evaluation_and_a_team_without_references_measure_no_penalty():
     assert {c.reference_kl for P in sampled(team_of()) for K in P for c in K} == {None}
 
 
-def test_measuring_the_penalty_leaves_samples_streams_and_gradients_as_they_are_without_it():
+def test_measuring_the_penalty_leaves_samples_and_gradients_as_they_are_without_it():
     plain, referenced = team_of(), team_of(reference=True)
     memory = SavedBytes(referenced.agents[0].policy)
     with memory.measured():
         answers = sampled(referenced)
     assert memory.peak == 0
     assert ids_of(answers) == ids_of(sampled(plain))
-    for agent, other in zip(referenced.agents, plain.agents, strict=True):
-        assert torch.equal(agent.sample_rng.get_state(), other.sample_rng.get_state())
+    for agent in referenced.agents:
         assert all(parameter.grad is None for parameter in agent.policy.parameters())
         assert not any(parameter.requires_grad for parameter in agent.reference.parameters())
 

@@ -127,7 +127,7 @@ def test_the_variants_differ_in_their_advantage_mode_only(name, mode):
         ("mixed_precision", "fp8"),
         ("node_weighting", "turn"),
         ("compat", "comlrl-1.3"),
-        ("micro_batch_size", 0),
+        ("micro_batch_tokens", 0),
         ("max_prompt_tokens", 0),
         ("overlong_prompt", "skip"),
         ("nonfinite_reward", "zero"),
@@ -454,7 +454,10 @@ def test_metrics_of_a_window_by_hand():
 
 def test_no_signal_is_measured_and_warned_about_when_it_stays(caplog):
     trainer, recorder = trainer_of(
-        [endless("a")], lambda texts: [1.0], config(logging_steps=1), rows=[{"prompt": "p"}] * 3
+        [endless("a")],
+        lambda texts: [1.0],
+        config(logging_steps=1, rollout_buffer_size=1),
+        rows=[{"prompt": "p"}] * 3,
     )
     trainer.train()
     fractions = [e.metrics["agent_0/zero_signal_fraction"] for e in recorder.events if e.kind == "train"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -181,10 +182,23 @@ def test_the_batch_loss_is_the_weighted_mean_over_samples():
     assert stats.loss == pytest.approx((2 * math.log(11) + 0.5 * 2 * math.log(11)) / 2)
 
 
+def test_the_mismatch_is_the_mean_difference_per_token_from_the_log_probability_when_sampled():
+    """Scored: -2 log 11 for each. Sampled 0.4 above and 0.2 below it: (0.4 / 2 + 0.2 / 2) / 2 = 0.15 per token."""
+    scored = -2 * math.log(11)
+    measured = sample(1, (1.0, -1.0))
+    completions = tuple(
+        replace(completion, log_prob=scored + off)
+        for completion, off in zip(measured.completions_K, (0.4, -0.2), strict=True)
+    )
+    stats = step(learner_of(config()), [replace(measured, completions_K=completions)], config())
+    assert stats.log_prob_mismatch == pytest.approx(0.15)
+    assert step(learner_of(config()), [measured], config()).log_prob_mismatch is None
+
+
 def test_micro_batches_add_up_to_the_same_step():
     weights = []
-    for micro_batch_size in (1, 2, 8):
-        cfg = config(num_generations=5, max_rollout_rows=8, micro_batch_size=micro_batch_size)
+    for micro_batch_tokens in (1, 4, None):  # 1, 2 or all of the four completions of 2 tokens that did not abstain
+        cfg = config(num_generations=5, max_rollout_rows=8, micro_batch_tokens=micro_batch_tokens)
         learner = learner_of(cfg)
         tokens = tuple((k, END) for k in range(5))
         step(learner, [sample(1, (1.0, -2.0, None, 0.5, 3.0), tokens=tokens)], cfg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +13,7 @@ from marl_runner.errors import ConfigError
 from marl_runner.hooks import check_source
 from marl_runner.schema import (
     OPTION_GROUPS,
+    SET_ELSEWHERE,
     RewardProcessorSchema,
     RunSchema,
     TrainerSchema,
@@ -104,11 +106,12 @@ def settings(cfg: DictConfig) -> MAGRPOConfig:
             seed=cfg.seed,
             advantage_mode=mode_of("advantage_mode", cfg),
             joint_mode=mode_of("joint_mode", cfg),
+            reward_num_workers=cfg.reward.get("num_workers", 1),
         )
     except ConfigError as error:
-        field = str(error).split()[0].split("=")[0]
-        prefix = "" if field not in named else "trainer."
-        raise ConfigError(f"{prefix}{error}") from error
+        field = re.split(r"[ =]", str(error))[0]
+        key = f"trainer.{field}" if field in named else SET_ELSEWHERE.get(field, field)
+        raise ConfigError(f"{key}{str(error).removeprefix(field)}") from error
 
 
 def mode_of(group: str, cfg: DictConfig) -> Any:

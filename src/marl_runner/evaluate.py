@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from numbers import Real
@@ -21,10 +22,11 @@ EvalAggregator = Callable[..., Mapping[str, float]]
 
 
 class EvaluationPath:
-    """One task's path while it is played."""
+    """One task's path while it is played; `place` names its random streams."""
 
-    def __init__(self, task: Task, num_turns: int) -> None:
+    def __init__(self, task: Task, place: tuple[int, int], num_turns: int) -> None:
         self.task = task
+        self.place = place
         self.history: tuple[Turn, ...] = ()
         self.rewards_H: list[float | None] = [None] * num_turns
         self.prompts_N: tuple[Prompt, ...] | None = None
@@ -53,11 +55,17 @@ class Evaluator:
         self.engine = engine
         self.tasks = tasks
         self.config = config
+        self._num_evaluations = 0
         self._callbacks = None if eval_logger is None or eval_aggregator is None else (eval_logger, eval_aggregator)
 
     def due(self, index: int) -> bool:
         """True before the task with this index of an epoch."""
         return self.enabled and index % self.config.eval_interval == 0
+
+    def num_before(self, index: int) -> int:
+        """How many tasks follow the one with this index before the next evaluation is due."""
+        interval = self.config.eval_interval
+        return interval - index % interval - 1 if self.enabled else sys.maxsize
 
     @property
     def enabled(self) -> bool:
@@ -67,24 +75,27 @@ class Evaluator:
     def __call__(self, num_samples: int) -> Metrics:
         """Metrics named `eval/…` over the first `num_samples` tasks; {} without any."""
         tasks = list(islice(self.tasks, num_samples))
-        paths = []
-        for start in range(0, len(tasks), self.config.eval_batch_size):
-            paths += self._play(tasks[start : start + self.config.eval_batch_size])
+        paths = [
+            EvaluationPath(task, (self._num_evaluations, index), self.config.num_turns)
+            for index, task in enumerate(tasks)
+        ]
+        self._num_evaluations += 1
+        size = min(self.config.eval_batch_size, self.config.max_rollout_rows)
+        for start in range(0, len(paths), size):
+            self._play(paths[start : start + size])
         if not paths:
             return {}
         metrics = evaluation_metrics([path.rewards_H for path in paths], self.config.applied_discount)
         return {**self._custom(paths), **metrics}
 
-    def _play(self, tasks: Sequence[Task]) -> list[EvaluationPath]:
+    def _play(self, paths: Sequence[EvaluationPath]) -> None:
         """Plays some tasks together, turn by turn; a path whose next prompt is dropped ends there."""
-        paths = [EvaluationPath(task, self.config.num_turns) for task in tasks]
         for turn in range(self.config.num_turns):
             for path in paths:
                 path.prompts_N = self._prompts(path, turn)
             alive = [path for path in paths if path.prompts_N is not None]
             if alive:
                 self._turn(alive, turn)
-        return paths
 
     def _prompts(self, path: EvaluationPath, turn: int) -> tuple[Prompt, ...] | None:
         if turn == 0:
@@ -96,7 +107,7 @@ class Evaluator:
     def _turn(self, paths: Sequence[EvaluationPath], turn: int) -> None:
         prompts_P_N = [path.prompts_N for path in paths if path.prompts_N is not None]
         completions_N_P_K = sample_team(
-            self.engine.team, prompts_P_N, 1, self.engine.sampling, self.config.max_rollout_rows, "eval"
+            self.engine.team, prompts_P_N, [(*path.place, turn) for path in paths], 1, self.engine.sampling, "eval"
         )
         for p, (path, prompts_N) in enumerate(zip(paths, prompts_P_N, strict=True)):
             actions_N = tuple(completions_P_K[p][0].text for completions_P_K in completions_N_P_K)

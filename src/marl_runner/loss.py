@@ -23,19 +23,19 @@ def token_log_probs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tens
     return chosen - torch.logsumexp(logits, dim=-1)
 
 
-def policy_gradient_loss(log_probs_K: torch.Tensor, advantages_K: torch.Tensor) -> torch.Tensor:
-    """-sum_k A_k * log pi(completion k), the sum of REINFORCE surrogates.
+def policy_gradient_loss(log_probs_R: torch.Tensor, weights_R: torch.Tensor) -> torch.Tensor:
+    """-weight * log pi(completion), the REINFORCE surrogate of each completion.
 
-    No length normalisation, importance ratio or clipping. The caller divides by the number
-    of completions in the group, so that a group can be processed in several micro-batches.
+    No length normalisation, importance ratio or clipping. The weight is the advantage over the number of completions
+    that the loss is a mean of, so that these can be processed in several micro-batches.
 
     Args:
-        log_probs_K: [K], log-probability of each whole completion (sum over its tokens), with gradient.
-        advantages_K: [K], constants.
+        log_probs_R: [R], log-probability of each whole completion (sum over its tokens), with gradient.
+        weights_R: [R], constants.
 
     Returns:
-        Scalar.
+        [R].
     """
-    if log_probs_K.shape != advantages_K.shape:
-        raise ValueError(f"log_probs {tuple(log_probs_K.shape)} and advantages {tuple(advantages_K.shape)} differ")
-    return -(advantages_K.detach() * log_probs_K).sum()
+    if log_probs_R.shape != weights_R.shape:
+        raise ValueError(f"log_probs {tuple(log_probs_R.shape)} and weights {tuple(weights_R.shape)} differ")
+    return -(weights_R.detach() * log_probs_R)

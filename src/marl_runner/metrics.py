@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
+from typing import get_args
 
+from marl_runner.phases import Phase
 from marl_runner.types import Metrics, Node, Sample, UpdateStats
 
 
@@ -29,14 +31,13 @@ class TrainWindow:
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = defaultdict(list)
+        self.trained_tokens = 0
         self._generated_tokens = 0
-        self._rollout_s = 0.0
         self._abstained = 0
 
-    def add(self, root: Node, samples: Iterable[Sample], generated_tokens: int, rollout_s: float) -> None:
-        """Adds one task's tree, its samples, and what sampling it took."""
+    def add(self, root: Node, samples: Iterable[Sample], generated_tokens: int) -> None:
+        """Adds one task's tree, its samples, and how many tokens were sampled for it."""
         self._generated_tokens += generated_tokens
-        self._rollout_s += rollout_s
         for node in root.walk():
             self._add_node(node)
         for sample in samples:
@@ -59,12 +60,17 @@ class TrainWindow:
                 if completion.reference_kl is not None:
                     self._values[f"{name}/kl_mean"].append(completion.reference_kl)
 
-    def metrics(self) -> Metrics:
-        """Means of everything added."""
+    def metrics(self, seconds: Mapping[Phase, float]) -> Metrics:
+        """Means of everything added, and the seconds of each phase with the tokens handled in them."""
         metrics = {name: mean(values) for name, values in sorted(self._values.items())}
         metrics["reward/abstained"] = float(self._abstained)
-        metrics["time/rollout_s"] = self._rollout_s
-        metrics["throughput/generated_tokens_per_s"] = self._generated_tokens / max(self._rollout_s, 1e-9)
+        for phase in get_args(Phase):
+            metrics[f"time/{phase}_s"] = seconds.get(phase, 0.0)
+        for name, tokens, phase in (
+            ("generated", self._generated_tokens, "sampling"),
+            ("trained", self.trained_tokens, "update"),
+        ):
+            metrics[f"throughput/{name}_tokens_per_s"] = tokens / max(metrics[f"time/{phase}_s"], 1e-9)
         return metrics
 
 
@@ -77,6 +83,8 @@ def update_metrics(stats_N: Sequence[UpdateStats]) -> Metrics:
         metrics[f"{name}/grad_norm"] = stats.grad_norm
         metrics[f"{name}/trained_tokens"] = float(stats.tokens)
         metrics[f"{name}/learning_rate"] = stats.learning_rate
+        if stats.log_prob_mismatch is not None:
+            metrics[f"{name}/log_prob_mismatch"] = stats.log_prob_mismatch
     return metrics
 
 

@@ -14,6 +14,7 @@ from marl_runner.agents.source import AgentSize
 from marl_runner.build import build_processor, option
 from marl_runner.config import algorithm_name, settings
 from marl_runner.counts import TreeCounts, max_updates, num_evaluations, tree_counts
+from marl_runner.policies.scoring import CHUNK_LOGITS
 from marl_runner.rewards.call import RewardCaller
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.tasks import tasks_of
@@ -73,12 +74,12 @@ def agents_table(sizes: list[AgentSize], config: MAGRPOConfig) -> Table:
 def memory_bytes(size: AgentSize, config: MAGRPOConfig) -> tuple[int, int, int, int]:
     """Estimated bytes of one agent: weights, gradients with AdamW's two moments, reference, largest batch.
 
-    The batch is the larger of the sampling cache of `max_rollout_rows` completions and the update's float32
-    logits of `micro_batch_size` completions with their gradient and softmax; both leave the prompt out.
+    The batch is the larger of the sampling cache of `max_rollout_rows` completions, prompts left out, and of the
+    update's float32 logits of one chunk with their gradient and softmax.
     """
     weights = size.num_parameters * size.bytes_per_weight
     cache = config.max_rollout_rows * config.max_new_tokens * size.cache_values_per_token * size.bytes_per_weight
-    logits = 3 * 4 * config.micro_batch_size * config.max_new_tokens * size.vocabulary
+    logits = 3 * 4 * max(CHUNK_LOGITS, size.vocabulary)
     return weights, 3 * weights, weights if config.reference_kl_enabled else 0, max(cache, logits)
 
 

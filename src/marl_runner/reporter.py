@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from marl_runner.counts import TreeCounts
+from marl_runner.memory import memory_metrics
 from marl_runner.metrics import (
     TrainWindow,
     generated_tokens,
@@ -17,7 +18,9 @@ from marl_runner.metrics import (
     update_metrics,
     zero_signal_name,
 )
+from marl_runner.phases import PhaseClock
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.team import Team
 from marl_runner.types import Event, Metrics, Node, Progress, Sample, Sampling, Task, Tracker, UpdateStats
 
 log = logging.getLogger(__name__)
@@ -49,14 +52,19 @@ class Reporter:
     Args:
         tracker: Told what happened.
         counters: Kept up to date.
-        num_agents: Team size.
+        clock: Where the seconds go; emptied by each training event.
+        team: The agents.
         config: The run's settings.
     """
 
-    def __init__(self, tracker: Tracker, counters: Counters, num_agents: int, config: MAGRPOConfig) -> None:
+    def __init__(
+        self, tracker: Tracker, counters: Counters, clock: PhaseClock, team: Team, config: MAGRPOConfig
+    ) -> None:
         self._tracker = tracker
         self._counters = counters
-        self._num_agents = num_agents
+        self._clock = clock
+        self._num_agents = len(team.agents)
+        self._devices = {str(agent.policy.device) for agent in team.agents}
         self._config = config
         self._window = TrainWindow()
         self._last_logged_step = 0
@@ -83,11 +91,11 @@ class Reporter:
             most_work.tokens,
         )
 
-    def tree(self, task: Task, root: Node, samples: Sequence[Sample], rollout_s: float) -> None:
+    def tree(self, task: Task, root: Node, samples: Sequence[Sample]) -> None:
         """One task's scored tree, before any update from it."""
         tokens = generated_tokens(root)
         self._counters.generated_tokens += tokens
-        self._window.add(root, samples, tokens, rollout_s)
+        self._window.add(root, samples, tokens)
         self._tracker.rollout(task, root, samples)
         self._one_turn_trees += 1
         self._goes_on = self._goes_on or bool(root.children_J)
@@ -111,6 +119,7 @@ class Reporter:
     def update(self, stats_N: Sequence[UpdateStats]) -> None:
         """One optimiser step, of the agents that share its weights."""
         self._counters.updates += 1
+        self._window.trained_tokens += sum(stats.tokens for stats in stats_N)
         self._log("update", update_metrics(stats_N))
 
     def evaluation(self, metrics: Metrics) -> None:
@@ -147,7 +156,7 @@ class Reporter:
         """Logs the means since the last training event, if anything happened since."""
         if self._counters.env_step == self._last_logged_step:
             return
-        metrics = self._window.metrics()
+        metrics = self._window.metrics(self._clock.take()) | memory_metrics(self._devices)
         self._window = TrainWindow()
         self._last_logged_step = self._counters.env_step
         self._log("train", metrics)

@@ -1,17 +1,20 @@
-"""The rollout engine: grows one task's tree level by level.
+"""The rollout engine: grows the trees of some tasks level by level.
 
-All open nodes of a turn, of all branches, are sampled in one batched call per agent; `env_step` is numbered
+All open nodes of a turn, of all branches and tasks, are sampled in one batched call per agent; `env_step` is numbered
 depth-first afterwards, whatever order generation ran in.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import mean
 
 from marl_runner.counts import tree_counts
 from marl_runner.errors import DataError, RolloutError
+from marl_runner.phases import PhaseClock
 from marl_runner.returns import with_returns
 from marl_runner.rewards.call import RewardCaller
 from marl_runner.sampling import fit_prompt, sample_team
@@ -23,15 +26,32 @@ from marl_runner.types import Completion, JointAction, JointMode, Node, Prompt, 
 
 @dataclass
 class OpenNode:
-    """A node while its tree grows; `history` is the branch that led to it."""
+    """A node while its tree grows.
 
-    turn: int
+    Attributes:
+        task: Of its tree.
+        place: Number of the task, then the joint action taken at each turn: the name of its random stream.
+        prompts_N: What each agent is sent.
+        history: The branch that led to it.
+        completions_N_K: What each agent sampled.
+        joint_actions_J: The scored joint actions.
+        children: One per joint action, or none.
+        ended: Why there are none.
+    """
+
+    task: Task
+    place: tuple[int, ...]
     prompts_N: tuple[Prompt, ...]
     history: tuple[Turn, ...]
     completions_N_K: tuple[tuple[Completion, ...], ...] = ()
     joint_actions_J: tuple[JointAction, ...] = ()
     children: list[OpenNode] = field(default_factory=list)
     ended: str = ""
+
+    @property
+    def turn(self) -> int:
+        """Depth in the tree, from 0."""
+        return len(self.history)
 
     def played(self, index_N: Sequence[int]) -> tuple[Turn, ...]:
         """The branch after the joint action `index_N` of this node."""
@@ -61,34 +81,46 @@ class RolloutEngine:
         self.team = team
         self.reward = reward
         self.config = config
+        self.clock = PhaseClock()
         self.sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, config.top_k)
         self.num_dropped_prompts = 0
         self.num_truncated_prompts = 0
         self._transition = transition
-        self.most_work = tree_counts(config, joint_mode.size(len(team.agents), config.num_generations))
+        num_joint_actions = joint_mode.size(len(team.agents), config.num_generations)
+        self.most_work = tree_counts(config, num_joint_actions)
+        self.widest_level = num_joint_actions ** (config.num_turns - 1)
         self._index_J = joint_mode.index(len(team.agents), config.num_generations)
+        workers = config.reward_num_workers
+        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="reward") if workers > 1 else None
 
-    def rollout(self, task: Task, env_step: int) -> Node | None:
-        """The scored tree of one task with its returns; None if its first prompt was dropped as overlong.
+    def rollout(self, tasks: Sequence[Task], first: int, env_step: int) -> list[Node | None]:
+        """The scored trees of some tasks with their returns; None where the first prompt was dropped as overlong.
 
         Args:
-            task: The dataset row.
-            env_step: Joint actions counted before this task.
+            tasks: Dataset rows, sampled together by the same policies.
+            first: Number of the first task, counted over the whole run.
+            env_step: Joint actions counted before these tasks.
 
         Raises:
             RewardError, TransitionError, RolloutError: A hook failed, or a prompt is too long.
         """
-        prompts_N = self.first_prompts(task)
-        if prompts_N is None:
-            return None
-        root = OpenNode(turn=0, prompts_N=prompts_N, history=())
-        level = [root]
+        roots = [self._root(task, number) for number, task in enumerate(tasks, start=first)]
+        level = [root for root in roots if root is not None]
         while level:
-            self._sample_level(level)
-            for node in level:
-                self._score(node, task)
-            level = [child for node in level for child in self._expand(node, task) if not child.ended]
-        return with_returns(numbered(root, env_step)[0], self.config.applied_discount)
+            self._play(level)
+            level = [child for node in level for child in self._expand(node) if not child.ended]
+        trees: list[Node | None] = []
+        for root in roots:
+            if root is None:
+                trees.append(None)
+                continue
+            tree, env_step = numbered(root, env_step)
+            trees.append(with_returns(tree, self.config.applied_discount))
+        return trees
+
+    def _root(self, task: Task, number: int) -> OpenNode | None:
+        prompts_N = self.first_prompts(task)
+        return None if prompts_N is None else OpenNode(task, (number,), prompts_N, history=())
 
     def first_prompts(self, task: Task) -> tuple[Prompt, ...] | None:
         """What each agent is sent at turn 1, or None if it is dropped."""
@@ -117,40 +149,81 @@ class RolloutEngine:
             prompts_N.append(prompt)
         return tuple(prompts_N)
 
-    def _sample_level(self, level: Sequence[OpenNode]) -> None:
-        prompts_P_N = [node.prompts_N for node in level]
+    def _play(self, level: Sequence[OpenNode]) -> None:
+        """Samples and scores all nodes of a turn, as many at once as `max_rollout_rows` allows.
+
+        Reward workers score the nodes of one batch while the next is sampled.
+        """
+        size = max(1, self.config.max_rollout_rows // self.config.num_generations)
+        scores: list[list[Future[float | None]]] = []
+        try:
+            for start in range(0, len(level), size):
+                batch = level[start : start + size]
+                with self.clock.timed("sampling"):
+                    self._sample(batch)
+                with self.clock.timed("reward"):
+                    scores += [self._scores(node) for node in batch]
+            with self.clock.timed("reward"):
+                for node, score_J in zip(level, scores, strict=True):
+                    pairs = zip(self._index_J, score_J, strict=True)
+                    node.joint_actions_J = tuple(JointAction(index_N, score.result()) for index_N, score in pairs)
+        except BaseException:
+            for score in itertools.chain.from_iterable(scores):
+                score.cancel()
+            raise
+
+    def _sample(self, nodes: Sequence[OpenNode]) -> None:
         completions_N_P_K = sample_team(
-            self.team, prompts_P_N, self.config.num_generations, self.sampling, self.config.max_rollout_rows, "sample"
+            self.team,
+            [node.prompts_N for node in nodes],
+            [node.place for node in nodes],
+            self.config.num_generations,
+            self.sampling,
+            "sample",
         )
-        for p, node in enumerate(level):
+        for p, node in enumerate(nodes):
             node.completions_N_K = tuple(completions_P_K[p] for completions_P_K in completions_N_P_K)
 
-    def _score(self, node: OpenNode, task: Task) -> None:
-        actions = []
-        for j, index_N in enumerate(self._index_J):
-            where = f"task {task.uid}, turn {node.turn + 1}, joint action {j}"
-            reward = self.reward(node.played(index_N)[-1].actions_N, node.prompts_N[0].text, task, where)
-            actions.append(JointAction(index_N, reward))
-        node.joint_actions_J = tuple(actions)
+    def _scores(self, node: OpenNode) -> list[Future[float | None]]:
+        """The rewards of a node's joint actions: of workers that have begun, or without workers known already."""
+        arguments = [
+            (
+                node.played(index_N)[-1].actions_N,
+                node.prompts_N[0].text,
+                node.task,
+                f"task {node.task.uid}, turn {node.turn + 1}, joint action {j}",
+            )
+            for j, index_N in enumerate(self._index_J)
+        ]
+        if self._workers is not None:
+            return [self._workers.submit(self.reward, *each) for each in arguments]
+        return [known(self.reward(*each)) for each in arguments]
 
-    def _expand(self, node: OpenNode, task: Task) -> list[OpenNode]:
+    def _expand(self, node: OpenNode) -> list[OpenNode]:
         """One child per joint action, or none at the horizon or where the node's reward ends the branch."""
         if node.turn + 1 == self.config.num_turns:
             node.ended = "horizon"
         elif self._terminates(node):
             node.ended = "early_termination"
         else:
-            for action in node.joint_actions_J:
+            for j, action in enumerate(node.joint_actions_J):
                 history = node.played(action.index_N)
-                prompts_N = self.next_prompts(task, history)
+                prompts_N = self.next_prompts(node.task, history)
                 ended = "" if prompts_N is not None else "overlong_prompt"
-                node.children.append(OpenNode(node.turn + 1, prompts_N or (), history, ended=ended))
+                node.children.append(OpenNode(node.task, (*node.place, j), prompts_N or (), history, ended=ended))
         return node.children
 
     def _terminates(self, node: OpenNode) -> bool:
         threshold = self.config.early_termination_threshold
         scored = [action.reward for action in node.joint_actions_J if action.reward is not None]
         return threshold is not None and bool(scored) and mean(scored) > threshold
+
+
+def known(reward: float | None) -> Future[float | None]:
+    """A reward that need not be waited for."""
+    future: Future[float | None] = Future()
+    future.set_result(reward)
+    return future
 
 
 def numbered(node: OpenNode, env_step: int) -> tuple[Node, int]:

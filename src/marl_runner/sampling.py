@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from marl_runner.errors import DataError, RolloutError
+from marl_runner.micro_batches import micro_batches
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.streams import derive_seed
 from marl_runner.team import Agent, Team
 from marl_runner.types import Completion, Prompt, Sampling
 
@@ -62,20 +65,20 @@ def fit_prompt(agent: Agent, text: str, config: MAGRPOConfig, where: str) -> Pro
 def sample_team(
     team: Team,
     prompts_P_N: Sequence[Sequence[Prompt]],
+    places_P: Sequence[Sequence[int]],
     num_completions: int,
     sampling: Sampling,
-    max_rows: int,
     stream: Stream,
 ) -> list[list[tuple[Completion, ...]]]:
-    """Every agent answers its prompt of each of P nodes.
+    """Every agent answers its prompt of each of P nodes, in one batch.
 
     Args:
         team: The agents; concurrent ones sample at the same time.
         prompts_P_N: Per node, each agent's prompt.
+        places_P: Per node, the numbers that name its random stream: what is drawn there depends on nothing else.
         num_completions: K answers to each prompt.
         sampling: Every sampling field.
-        max_rows: Most completions of one batch; more are sampled in chunks.
-        stream: Which random stream of each agent is used.
+        stream: Training and evaluation draw from streams of their own.
 
     Returns:
         [n][p] → K completions; with their reference penalty when training samples are drawn against a reference.
@@ -83,11 +86,8 @@ def sample_team(
 
     def answer(agent: Agent) -> list[tuple[Completion, ...]]:
         prompts_P = [prompts_N[agent.index] for prompts_N in prompts_P_N]
-        rng = agent.sample_rng if stream == "sample" else agent.eval_rng
-        chunk = max(1, max_rows // num_completions)
-        completions_P_K: list[tuple[Completion, ...]] = []
-        for start in range(0, len(prompts_P), chunk):
-            completions_P_K += agent.policy.generate(prompts_P[start : start + chunk], num_completions, sampling, rng)
+        seeds_P = [derive_seed(agent.seed, stream, agent.index, *place) for place in places_P]
+        completions_P_K = agent.policy.generate(prompts_P, num_completions, sampling, seeds_P)
         if agent.reference is None or stream == "eval":
             return completions_P_K
         return [
@@ -107,14 +107,11 @@ def with_reference_kl(agent: Agent, prompt: Prompt, completions_K: Sequence[Comp
     would round to a negative one.
     """
     assert agent.reference is not None
-    measured = []
-    for start in range(0, len(completions_K), agent.micro_batch_size):
-        part = completions_K[start : start + agent.micro_batch_size]
-        policy = agent.policy.token_log_probs(prompt, part).double()
-        delta = agent.reference.token_log_probs(prompt, part).to(policy) - policy
-        kl_K = (torch.expm1(delta) - delta).sum(dim=1).tolist()
-        measured += [
-            Completion(completion.text, completion.token_ids, completion.finished, kl)
-            for completion, kl in zip(part, kl_K, strict=True)
-        ]
+    measured: list[Completion] = []
+    rows = [(prompt, completion) for completion in completions_K]
+    for part in micro_batches(agent.policy, rows, agent.micro_batch_tokens):
+        policy = agent.policy.token_log_probs(part).double()
+        delta = agent.reference.token_log_probs(part).to(policy) - policy
+        kl_R = (torch.expm1(delta) - delta).sum(dim=1).tolist()
+        measured += [replace(completion, reference_kl=kl) for (_, completion), kl in zip(part, kl_R, strict=True)]
     return tuple(measured)

@@ -25,6 +25,7 @@ SET_ELSEWHERE = {
     "num_agents": "agents.num_agents",
     "seed": "seed",
     "output_dir": "hydra.run.dir",
+    "reward_num_workers": "reward.num_workers",
 }
 """Fields of MAGRPOConfig that the command line sets outside the trainer group, and where."""
 

@@ -33,7 +33,8 @@ INTEGERS = {
     "seed": (0, False),
     "warmup_steps": (0, False),
     "max_rollout_rows": (1, False),
-    "micro_batch_size": (1, False),
+    "micro_batch_tokens": (1, True),
+    "reward_num_workers": (1, False),
     "max_prompt_tokens": (1, True),
 }
 """Whole number → its least value, and whether it may be None."""
@@ -61,7 +62,13 @@ CHOICES = {
 }
 """Setting → the words it may be; compat may be None too."""
 
-BOOLEANS = ("external_prompt_passthrough", "advantage_normalization", "reference_kl_enabled", "shuffle")
+BOOLEANS = (
+    "external_prompt_passthrough",
+    "advantage_normalization",
+    "reference_kl_enabled",
+    "shuffle",
+    "gradient_checkpointing",
+)
 
 
 def normalized(values: Mapping[str, Any]) -> dict[str, Any]:

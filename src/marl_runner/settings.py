@@ -71,15 +71,18 @@ class MAGRPOConfig:
         lr_scheduler: "constant", "linear" or "cosine", over the updates that full trees would make.
         warmup_steps: Updates over which the rate rises from 0, >= 0.
         shuffle: Draw a new task order each epoch.
-        mixed_precision: "none", or "bf16" for bfloat16 matrix products.
+        mixed_precision: "none", or "bf16" for bfloat16 matrix products over float32 weights.
+        gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
         node_weighting: "uniform", or "objective" to weigh a node by 1 / (nodes a full tree has at its turn).
         compat: None, or "comlrl-1.4" to reproduce that version's results (last token unscored, one optimiser
             step per turn and minibatch, discount ignored, advantages in float32).
         max_rollout_rows: Most completions sampled in one batch, >= num_generations.
-        micro_batch_size: Completions of one forward and backward pass of the update, >= 1.
+        micro_batch_tokens: Tokens of one forward and backward pass of the update, >= 1; None is 512 on a CPU and
+            8192 elsewhere.
         max_prompt_tokens: Longest prompt, >= 1; None is what the model's context leaves.
         overlong_prompt: "error", "drop" (the task, or the branch) or "truncate" (keeps the tail).
         nonfinite_reward: "error", or "abstain" to leave NaN and infinite rewards out and count them.
+        reward_num_workers: Threads that score joint actions, >= 1; more than one needs a reward that allows it.
         output_dir: Deprecated, as older CoMLRL versions had it: run folders are made in it; None is "outputs".
 
     Raises:
@@ -119,13 +122,15 @@ class MAGRPOConfig:
     warmup_steps: int = 0
     shuffle: bool = False
     mixed_precision: str = "none"
+    gradient_checkpointing: bool = False
     node_weighting: str = "uniform"
     compat: str | None = None
     max_rollout_rows: int = 64
-    micro_batch_size: int = 8
+    micro_batch_tokens: int | None = None
     max_prompt_tokens: int | None = None
     overlong_prompt: str = "error"
     nonfinite_reward: str = "error"
+    reward_num_workers: int = 1
     output_dir: str | None = None
 
     def __post_init__(self) -> None:

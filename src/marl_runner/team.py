@@ -21,6 +21,9 @@ from marl_runner.streams import derive_seed
 
 Result = TypeVar("Result")
 
+MICRO_BATCH_TOKENS = {True: 512, False: 8192}
+"""Tokens of one scoring pass where the settings name none, on a CPU and elsewhere: enough to keep either busy."""
+
 
 @dataclass
 class Agent:
@@ -31,20 +34,18 @@ class Agent:
         policy: Samples and scores.
         formatter: From a task to the text it is sent.
         reference: Frozen copy for the penalty, or None.
-        sample_rng: Stream of training completions, on the policy's device.
-        eval_rng: Stream of evaluation completions, on the policy's device.
+        seed: Of the run; every node's random stream is derived from it.
         update_rng: Stream that shuffles a drained buffer.
-        micro_batch_size: Completions of one scoring pass.
+        micro_batch_tokens: Most tokens of one scoring pass.
     """
 
     index: int
     policy: Policy
     formatter: PromptFormatter
     reference: Policy | None
-    sample_rng: torch.Generator
-    eval_rng: torch.Generator
+    seed: int
     update_rng: random.Random
-    micro_batch_size: int
+    micro_batch_tokens: int
 
 
 @dataclass
@@ -70,13 +71,18 @@ class Team:
     Args:
         agents: In order of their index.
         learners: Every agent is in one of them.
-        parallel: Run `map_learners` with one thread per learner; their devices do the work.
+        concurrency: Learners that run at the same time, each in a thread of its own.
+        cores: CPU cores to be divided among them while they run; None leaves each what torch gives it.
     """
 
-    def __init__(self, agents: Sequence[Agent], learners: Sequence[Learner], parallel: bool) -> None:
+    def __init__(
+        self, agents: Sequence[Agent], learners: Sequence[Learner], concurrency: int = 1, cores: int | None = None
+    ) -> None:
         self.agents = list(agents)
         self.learners = list(learners)
-        self._pool = ThreadPoolExecutor(len(learners), thread_name_prefix="learner") if parallel else None
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="learner") if concurrency > 1 else None
+        self._cores = cores
+        self._share = None if cores is None else max(1, cores // concurrency)
 
     def map_learners(
         self, work: Callable[[Learner], Result], learners: Sequence[Learner] | None = None
@@ -86,12 +92,19 @@ class Team:
         An exception of one learner is raised after the others have ended.
         """
         chosen = self.learners if learners is None else list(learners)
-        if self._pool is None:
+        if self._pool is None or len(chosen) == 1:
             return [work(learner) for learner in chosen]
-        futures = [self._pool.submit(work, learner) for learner in chosen]
+        futures = [self._pool.submit(self._on_its_share, work, learner) for learner in chosen]
         for future in futures:
             future.exception()
+        if self._cores is not None:
+            torch.set_num_threads(self._cores)
         return [future.result() for future in futures]
+
+    def _on_its_share(self, work: Callable[[Learner], Result], learner: Learner) -> Result:
+        if self._share is not None:
+            torch.set_num_threads(self._share)  # of this thread's operations
+        return work(learner)
 
     def map_agents(self, work: Callable[[Agent], Result]) -> list[Result]:
         """Applies `work` to every agent and returns the results in their order; agents of one learner take turns."""
@@ -108,16 +121,15 @@ class Team:
 def make_agent(
     index: int, policy: Policy, formatter: PromptFormatter, config: MAGRPOConfig, reference: Policy | None
 ) -> Agent:
-    """Gives a policy, on its device already, the random streams that its index names."""
+    """Gives a policy, on its device already, its random stream and its share of memory."""
     return Agent(
         index=index,
         policy=policy,
         formatter=formatter,
         reference=reference,
-        sample_rng=seeded(policy.device, derive_seed(config.seed, "sample", index)),
-        eval_rng=seeded(policy.device, derive_seed(config.seed, "eval", index)),
+        seed=config.seed,
         update_rng=random.Random(derive_seed(config.seed, "update", index)),
-        micro_batch_size=config.micro_batch_size,
+        micro_batch_tokens=config.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type == "cpu"],
     )
 
 
@@ -150,7 +162,7 @@ def make_learners(agents: Sequence[Agent], config: MAGRPOConfig, max_updates: in
 def make_learner(agents: Sequence[Agent], config: MAGRPOConfig, max_updates: int | None) -> Learner:
     """One optimiser and schedule over the weights that these agents have in common."""
     weights = tuple(parameter for parameter in agents[0].policy.parameters() if parameter.requires_grad)
-    optimizer = torch.optim.AdamW(weights, lr=config.agent_learning_rate, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(weights, lr=config.agent_learning_rate, weight_decay=config.weight_decay, fused=True)
     return Learner(tuple(agents), weights, optimizer, make_scheduler(optimizer, config, max_updates))
 
 
@@ -162,11 +174,6 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: MAGRPOConfig, max_u
     if name == "constant" and config.warmup_steps:
         name = "constant_with_warmup"
     return get_scheduler(name, optimizer, num_warmup_steps=config.warmup_steps, num_training_steps=max_updates)
-
-
-def seeded(device: torch.device, seed: int) -> torch.Generator:
-    """A random stream on `device`."""
-    return torch.Generator(device=device).manual_seed(seed)
 
 
 def resolve_devices(devices: Any, count: int, name: str) -> list[torch.device]:
@@ -204,7 +211,7 @@ def make_policy(model: Any, tokenizer: Any, device: torch.device, config: MAGRPO
     """A preloaded policy as it is, or a transformers model with its tokenizer."""
     if isinstance(model, Policy):
         return model
-    return HFPolicy(model, tokenizer, device, config.mixed_precision)
+    return HFPolicy(model, tokenizer, device, config.mixed_precision, config.gradient_checkpointing)
 
 
 def weights_sha256(policy: Policy) -> str:

@@ -17,6 +17,8 @@ from marl_runner.schema import entry_type, shown, unknown_key, wrong_value
 
 INSTANTIATE_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 """Keys of a group that are read by hydra.utils.instantiate; the others are the option's own."""
+SETTINGS = {"reward": ("num_workers",)}
+"""Keys of a group that are settings of the trainer, whatever the option is."""
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -81,10 +83,11 @@ def typed_values(group: str, target: Any, node: DictConfig) -> dict[str, Any]:
     parameters = parameters_of(target)
     named = {name: parameter for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    keys = [str(key) for key in node if key not in INSTANTIATE_KEYS]
+    settings = SETTINGS.get(group, ())
+    keys = [str(key) for key in node if key not in (*INSTANTIATE_KEYS, *settings)]
     for key in keys:
         if key not in named and not takes_all:
-            raise ConfigError(unknown_key(f"{group}.{key}", [f"{group}.{name}" for name in named]))
+            raise ConfigError(unknown_key(f"{group}.{key}", [f"{group}.{name}" for name in (*named, *settings)]))
     needed = [name for name, parameter in named.items() if parameter.default is inspect.Parameter.empty]
     for name in keys if node.get("_partial_") or "_args_" in node else [*keys, *needed]:
         if name not in keys or OmegaConf.is_missing(node, name):

@@ -50,12 +50,18 @@ class Completion:
         token_ids: Every sampled token through the first end-of-sequence token inclusive; no padding.
         finished: True if an end-of-sequence token was sampled, False if cut by `max_new_tokens`.
         reference_kl: Summed k3 estimate against the frozen reference, in nats; None without a reference.
+        log_prob: Log-probability when sampled, at temperature 1, in nats; None where it was not measured.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finished: bool
     reference_kl: float | None = None
+    log_prob: float | None = None
+
+
+Row = tuple[Prompt, Completion]
+"""What is scored: a completion under the prompt it was sampled from."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,8 @@ class UpdateStats:
         grad_norm: Euclidean norm before clipping, of the sum over all agents that share the weights.
         tokens: Trained tokens of its minibatch.
         learning_rate: Rate of the step.
+        log_prob_mismatch: Mean over its completions of |log-probability scored - sampled| per token, in nats; None
+            where the sampler did not measure it.
     """
 
     agent: int
@@ -152,6 +160,7 @@ class UpdateStats:
     grad_norm: float
     tokens: int
     learning_rate: float
+    log_prob_mismatch: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
 from marl_runner.errors import NumericalError
 from marl_runner.loss import policy_gradient_loss
+from marl_runner.micro_batches import micro_batches
 from marl_runner.setting_rules import COMPAT
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import Agent, Learner
-from marl_runner.types import Completion, Sample, UpdateStats
+from marl_runner.types import Completion, Row, Sample, UpdateStats
 
 
 def update_learner(
@@ -58,75 +61,116 @@ def minibatches(agent: Agent, samples: Sequence[Sample], config: MAGRPOConfig) -
 def update_step(learner: Learner, batch_N: Sequence[Sequence[Sample]], config: MAGRPOConfig) -> tuple[UpdateStats, ...]:
     """One optimiser step on one minibatch of each agent, its gradient added up over micro-batches of completions."""
     learner.optimizer.zero_grad(set_to_none=True)
-    losses_N = [
-        backward_batch(learner, agent, batch, config) for agent, batch in zip(learner.agents, batch_N, strict=True)
-    ]
-    grad_norm = clipped_grad_norm(learner, batch_N, config)
+    try:
+        scored_N = [backward_batch(agent, batch, config) for agent, batch in zip(learner.agents, batch_N, strict=True)]
+        grad_norm = clipped_grad_norm(learner, batch_N, config)
+    except NumericalError:
+        learner.optimizer.zero_grad(set_to_none=True)
+        raise
     rate = learner.scheduler.get_last_lr()[0]
     learner.optimizer.step()
     learner.scheduler.step()
     learner.optimizer.zero_grad(set_to_none=True)
+    for agent in learner.agents:
+        agent.policy.weights_changed()
     return tuple(
-        UpdateStats(agent.index, loss, grad_norm, sum(trained_tokens(sample) for sample in batch), rate)
-        for agent, batch, loss in zip(learner.agents, batch_N, losses_N, strict=True)
+        UpdateStats(
+            agent.index, scored.loss, grad_norm, sum(map(trained_tokens, batch)), rate, log_prob_mismatch(scored)
+        )
+        for agent, batch, scored in zip(learner.agents, batch_N, scored_N, strict=True)
         if batch
     )
 
 
-def backward_batch(learner: Learner, agent: Agent, batch: Sequence[Sample], config: MAGRPOConfig) -> float:
-    """Adds the gradient of one agent's minibatch; returns its loss.
+@dataclass(frozen=True)
+class Term:
+    """One completion's term of the loss, -weight * log pi(completion)."""
+
+    sample: Sample
+    completion: Completion
+    weight: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The loss of one agent's minibatch, and the log-probability of each completion in it."""
+
+    loss: float
+    terms: list[Term]
+    log_probs: list[float]
+
+
+def backward_batch(agent: Agent, batch: Sequence[Sample], config: MAGRPOConfig) -> Scored:
+    """Adds the gradient of one agent's minibatch.
+
+    Each micro-batch is freed before the next begins, so that peak memory does not grow with K.
 
     Raises:
-        NumericalError: The loss is not finite; the gradients are dropped.
+        NumericalError: The loss is not finite.
     """
+    terms = with_signal([term for sample in batch for term in loss_terms(sample, len(batch), config)])
+    log_probs: list[float] = []
     loss = 0.0
-    for sample in batch:
-        part = backward(agent, sample, scale=sample.weight / len(batch), config=config)
-        if not math.isfinite(part):
-            learner.optimizer.zero_grad(set_to_none=True)
-            raise NumericalError(
-                f"loss of agent {agent.index} is {part} at turn {sample.turn + 1}, env_step {sample.env_step}; "
-                "the weights were left as they were: lower the learning rate or the scale of the rewards"
-            )
-        loss += part
-    return loss
+    for part in micro_batches(agent.policy, [(t.sample.prompt, t.completion) for t in terms], agent.micro_batch_tokens):
+        terms_R = terms[len(log_probs) : len(log_probs) + len(part)]
+        log_probs_R = completion_log_probs(agent, part, config)
+        weights_R = torch.tensor([t.weight for t in terms_R], dtype=log_probs_R.dtype, device=log_probs_R.device)
+        loss_R = policy_gradient_loss(log_probs_R, weights_R)
+        for term, value in zip(terms_R, loss_R.tolist(), strict=True):
+            if not math.isfinite(value):
+                raise NumericalError(
+                    f"loss of agent {agent.index} is {value} at turn {term.sample.turn + 1}, env_step "
+                    f"{term.sample.env_step}; the weights were left as they were: lower the learning rate or the "
+                    "scale of the rewards"
+                )
+        loss_R.sum().backward()  # type: ignore[no-untyped-call]
+        loss += float(loss_R.detach().sum())
+        log_probs += log_probs_R.tolist()
+    return Scored(loss, terms, log_probs)
+
+
+def loss_terms(sample: Sample, num_samples: int, config: MAGRPOConfig) -> list[Term]:
+    """The terms of one of `num_samples` samples: completions that abstained are left out, of the mean over K too.
+
+    Under compat a group whose completions all have one token has none: the last token is dropped, so nothing is left.
+    """
+    if config.compat == COMPAT and all(len(completion.token_ids) < 2 for completion in sample.completions_K):
+        return []
+    pairs = zip(sample.completions_K, sample.advantages_K, strict=True)
+    present = [(completion, advantage) for completion, advantage in pairs if advantage is not None]
+    scale = sample.weight / num_samples / len(present)
+    return [Term(sample, completion, advantage * scale) for completion, advantage in present]
+
+
+def with_signal(terms: list[Term]) -> list[Term]:
+    """The terms that are not zero; of none but zeros the shortest, whose zero gradient lets AdamW decay the weights."""
+    if any(term.weight for term in terms):
+        return [term for term in terms if term.weight]
+    return sorted(terms, key=lambda term: len(term.sample.prompt.token_ids) + len(term.completion.token_ids))[:1]
+
+
+def completion_log_probs(agent: Agent, rows: Sequence[Row], config: MAGRPOConfig) -> torch.Tensor:
+    """[R] log-probability of each completion in nats, with gradient; under compat without its last token."""
+    log_probs_R_T = agent.policy.token_log_probs(rows)
+    if config.compat == COMPAT:
+        log_probs_R_T = without_last_token(log_probs_R_T, [completion for _, completion in rows])
+    return log_probs_R_T.sum(dim=1)
+
+
+def log_prob_mismatch(scored: Scored) -> float | None:
+    """Mean |log-probability scored - sampled| per token, in nats; None where the sampler did not measure it."""
+    differences = [
+        abs(log_prob - term.completion.log_prob) / len(term.completion.token_ids)
+        for term, log_prob in zip(scored.terms, scored.log_probs, strict=True)
+        if term.completion.log_prob is not None
+    ]
+    return fmean(differences) if differences else None
 
 
 def trained_tokens(sample: Sample) -> int:
     """Tokens of the completions that did not abstain."""
     pairs = zip(sample.completions_K, sample.advantages_K, strict=True)
     return sum(len(completion.token_ids) for completion, advantage in pairs if advantage is not None)
-
-
-def backward(agent: Agent, sample: Sample, scale: float, config: MAGRPOConfig) -> float:
-    """Adds one sample's share of the gradient; returns its share of the loss.
-
-    Completions that abstained are left out, of the mean over K too. Each micro-batch is freed before the next
-    begins, so that peak memory does not grow with K. Under compat a group whose completions all have one token adds
-    no gradient at all, not even zero: the last token is dropped, so nothing is left to score.
-    """
-    if config.compat == COMPAT and all(len(completion.token_ids) < 2 for completion in sample.completions_K):
-        return 0.0
-    present = [
-        (completion, advantage)
-        for completion, advantage in zip(sample.completions_K, sample.advantages_K, strict=True)
-        if advantage is not None
-    ]
-    total = 0.0
-    for start in range(0, len(present), config.micro_batch_size):
-        completions, advantages = zip(*present[start : start + config.micro_batch_size], strict=True)
-        log_probs_K_T = agent.policy.token_log_probs(sample.prompt, completions)
-        if config.compat == COMPAT:
-            log_probs_K_T = without_last_token(log_probs_K_T, completions)
-        log_probs = log_probs_K_T.sum(dim=1)
-        weights = torch.tensor(advantages, dtype=log_probs.dtype, device=log_probs.device)
-        loss = policy_gradient_loss(log_probs, weights) * (scale / len(present))
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            return value
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += value
-    return total
 
 
 def without_last_token(log_probs_K_T: torch.Tensor, completions: Sequence[Completion]) -> torch.Tensor:
@@ -141,7 +185,6 @@ def clipped_grad_norm(learner: Learner, batch_N: Sequence[Sequence[Sample]], con
     limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
     norm = float(torch.nn.utils.get_total_norm([weight.grad for weight in learner.weights if weight.grad is not None]))
     if not math.isfinite(norm):
-        learner.optimizer.zero_grad(set_to_none=True)
         samples = [sample for batch in batch_N for sample in batch]
         turns = sorted({sample.turn + 1 for sample in samples})
         names = " and ".join(str(agent.index) for agent in learner.agents)

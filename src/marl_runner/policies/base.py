@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from marl_runner.types import Completion, Prompt, Sampling
+from marl_runner.types import Completion, Prompt, Row, Sampling
 
 
 @runtime_checkable
@@ -32,13 +32,21 @@ class Policy(Protocol):
         ...
 
     def generate(
-        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[tuple[Completion, ...]]:
-        """Samples `num_completions` answers to each prompt, in one batch."""
+        """Samples K answers to each prompt; they depend on the prompt's seed, not on the other prompts."""
         ...
 
-    def token_log_probs(self, prompt: Prompt, completions: Sequence[Completion]) -> torch.Tensor:
-        """[K, T] log-probabilities in nats of each completion's tokens, 0 beyond its end; with gradient."""
+    def token_log_probs(self, rows: Sequence[Row]) -> torch.Tensor:
+        """[R, T] log-probabilities in nats of each completion's tokens, 0 beyond its end; with gradient."""
+        ...
+
+    def num_scored_tokens(self, rows: Sequence[Row]) -> int:
+        """Tokens, padding included, that `token_log_probs` computes for these rows at once."""
+        ...
+
+    def weights_changed(self) -> None:
+        """Told after every update: what was derived from the weights is out of date."""
         ...
 
     def parameters(self) -> Iterable[torch.nn.Parameter]: ...

@@ -1,31 +1,23 @@
-"""A policy on a transformers causal language model: our own padding, sampling loop and scoring.
-
-`generate()` of transformers fills every sampling field left unset from the checkpoint's generation_config and
-draws from the global random stream. This loop reads nothing from the checkpoint but the end-of-sequence ids,
-and draws from the stream it is given.
-"""
+"""A policy on a transformers causal language model: texts and token ids, sampling, scoring, saving."""
 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from marl_runner.errors import DataError, RolloutError
-from marl_runner.loss import token_log_probs
+from marl_runner.errors import ConfigError, DataError
+from marl_runner.policies.causal import CausalModel
+from marl_runner.policies.decoding import Request, decode
+from marl_runner.policies.drawing import uniforms
 from marl_runner.policies.model_config import context_length
-from marl_runner.types import Completion, Prompt, Sampling
+from marl_runner.policies.scoring import num_scored_tokens, score, shares
+from marl_runner.types import Completion, Prompt, Row, Sampling
 
 
 class HFPolicy:
@@ -37,25 +29,39 @@ class HFPolicy:
         model: A transformers causal language model.
         tokenizer: Its tokenizer; its padding side and padding token are never used.
         device: Where the model is put.
-        mixed_precision: "none", or "bf16" for bfloat16 matrix products over the weights as they are.
+        mixed_precision: "none", or "bf16": float32 weights, bfloat16 matrix products in scoring, and a bfloat16 copy
+            of the weights to sample from, renewed after every update.
+        gradient_checkpointing: Keep only the input of each layer for the backward pass, and compute the rest again.
+
+    Raises:
+        ConfigError: The model has no layers that gradient checkpointing knows.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, device: torch.device, mixed_precision: str = "none") -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        device: torch.device,
+        mixed_precision: str = "none",
+        gradient_checkpointing: bool = False,
+    ) -> None:
         self.model = model.to(device).eval()
+        if mixed_precision != "none":
+            self.model.float()
         self.tokenizer = tokenizer
         self.mixed_precision = mixed_precision
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            enable_gradient_checkpointing(self.model)
         self.end_ids = end_of_sequence_ids(model, tokenizer)
-        accepted = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in accepted
-        self._takes_logits_to_keep = "logits_to_keep" in accepted
-        # transformers renamed `past_key_values` to `cache` within version 5.
-        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._causal = CausalModel(self.model)
+        self._sampler: CausalModel | None = None
+        self._sampler_is_old = False
 
     @property
     def device(self) -> torch.device:
         """Device of the first parameter."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        return self._causal.device
 
     @property
     def context_length(self) -> int | None:
@@ -76,29 +82,35 @@ class HFPolicy:
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
-    @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[tuple[Completion, ...]]:
         """Samples `num_completions` answers to each prompt, all prompts in one batch.
 
         Args:
-            prompts: P prompts of any lengths; padded here on the left.
+            prompts: P prompts of any lengths.
             num_completions: K answers to each.
             sampling: Every sampling field.
-            rng: The agent's stream, on the policy's device.
+            seeds: One per prompt; its answers depend on its seed, not on the other prompts of the batch.
 
         Returns:
-            P tuples of K completions.
+            P tuples of K completions, with their log-probabilities where sampling has a precision of its own.
 
         Raises:
-            RolloutError: The model returns no cache, or its probabilities are not finite.
+            RolloutError: The model cannot be sampled, or its probabilities are not finite.
         """
         completions_P_K: dict[int, tuple[Completion, ...]] = {}
         for batch in self._batches(prompts):
-            with self._autocast():
-                tokens = self._decode_loop([prompts[p] for p in batch], num_completions, sampling, rng)
-            rows = [self._completion(row) for row in tokens.tolist()]
+            request = Request(
+                prompts=[prompts[p].token_ids for p in batch],
+                num_completions=num_completions,
+                sampling=sampling,
+                uniforms=uniforms([seeds[p] for p in batch], num_completions, sampling.max_new_tokens),
+                end_ids=self.end_ids,
+                log_probs=self.mixed_precision != "none",
+            )
+            sampled = decode(self._sampling_model(), request)
+            rows = [self._completion(*row) for row in zip(sampled.token_ids, sampled.log_probs, strict=True)]
             for place, p in enumerate(batch):
                 completions_P_K[p] = tuple(rows[place * num_completions : (place + 1) * num_completions])
         return [completions_P_K[p] for p in range(len(prompts))]
@@ -108,80 +120,51 @@ class HFPolicy:
 
         A model that takes no position ids may count padding as positions, so that it must not be padded.
         """
-        if self._takes_positions:
+        if self._causal.takes_positions:
             return [list(range(len(prompts)))]
         by_length: dict[int, list[int]] = {}
         for p, prompt in enumerate(prompts):
             by_length.setdefault(len(prompt.token_ids), []).append(p)
         return list(by_length.values())
 
-    def _decode_loop(
-        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator
-    ) -> torch.Tensor:
-        """[P * K, T] sampled ids of P prompts; what follows a row's first end token is meaningless."""
-        input_ids, mask = left_padded([prompt.token_ids for prompt in prompts], self.device)
-        output = self._forward(input_ids, mask, cache=None)
-        cache = output.get(self._cache_name)
-        if cache is None:
-            raise RolloutError(f"{type(self.model).__name__} returns no key-value cache, so it cannot be sampled")
-        try:
-            cache.batch_repeat_interleave(num_completions)
-        except AttributeError as error:
-            raise RolloutError(
-                f"{type(self.model).__name__} keeps a recurrent state, which this version cannot sample from"
-            ) from error
-        logits = output.logits[:, -1].repeat_interleave(num_completions, dim=0)
-        mask = mask.repeat_interleave(num_completions, dim=0)
-        warpers = sampling_warpers(sampling)
-        end_ids = torch.tensor(sorted(self.end_ids), dtype=torch.long, device=self.device)
-        ended = torch.zeros(len(mask), dtype=torch.bool, device=self.device)
-        sampled = []
-        for step in range(sampling.max_new_tokens):
-            tokens = draw(warpers(input_ids, logits.float()), rng)
-            sampled.append(tokens)
-            ended |= torch.isin(tokens, end_ids)
-            if step + 1 == sampling.max_new_tokens or bool(ended.all()):
-                break
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-            logits = self._forward(tokens.unsqueeze(1), mask, cache=cache).logits[:, -1]
-        return torch.stack(sampled, dim=1)
+    def _sampling_model(self) -> CausalModel:
+        """The model itself, or its bfloat16 copy, renewed if the weights have changed since it was made."""
+        if self.mixed_precision == "none":
+            return self._causal
+        if self._sampler is None:
+            self._sampler = CausalModel(rounded_copy(self.model))
+        elif self._sampler_is_old:
+            with torch.no_grad():
+                for rounded, exact in zip(self._sampler.model.parameters(), self.model.parameters(), strict=True):
+                    rounded.copy_(exact)
+        self._sampler_is_old = False
+        return self._sampler
 
-    def _forward(self, input_ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> Any:
-        """One step with a cache; `mask` covers the cached tokens too, True where a token is real."""
-        arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, "use_cache": True}
-        if self._takes_positions:
-            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-            arguments["position_ids"] = positions[:, -input_ids.shape[1] :]
-        if self._takes_logits_to_keep:
-            arguments["logits_to_keep"] = 1
-        return self.model(**arguments, **{self._cache_name: cache})
+    def weights_changed(self) -> None:
+        """The sampling copy, if there is one, is renewed before the next completion."""
+        self._sampler_is_old = True
 
-    def _completion(self, tokens: list[int]) -> Completion:
-        end = next((t for t, token in enumerate(tokens) if token in self.end_ids), None)
-        if end is None:
-            return Completion(text=self.decode(tokens), token_ids=tuple(tokens), finished=False)
-        return Completion(text=self.decode(tokens[:end]), token_ids=tuple(tokens[: end + 1]), finished=True)
+    def _completion(self, tokens: list[int], log_prob: float | None) -> Completion:
+        finished = tokens[-1] in self.end_ids
+        text = self.decode(tokens[:-1] if finished else tokens)
+        return Completion(text, tuple(tokens), finished, log_prob=log_prob)
 
-    def token_log_probs(self, prompt: Prompt, completions: Sequence[Completion]) -> torch.Tensor:
+    def token_log_probs(self, rows: Sequence[Row]) -> torch.Tensor:
         """Scores the sampled ids under the prompt ids they were sampled from.
 
         Returns:
-            [K, T] log-probabilities in nats at temperature 1, T the longest completion; 0 beyond a row's end.
+            [R, T] log-probabilities in nats at temperature 1, T the longest completion; 0 beyond a row's end.
         """
-        num_tokens = [len(completion.token_ids) for completion in completions]
-        T = max(num_tokens)
-        rows = [(*prompt.token_ids, *completion.token_ids) for completion in completions]
-        input_ids, mask = right_padded(rows, self.device)
-        arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, "use_cache": False}
-        if self._takes_positions:
-            arguments["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)  # the very ones of sampling
-        if self._takes_logits_to_keep:
-            arguments["logits_to_keep"] = T + 1
-        with self._autocast():
-            logits = self.model(**arguments).logits
-        scored = token_log_probs(logits[:, -T - 1 : -1], input_ids[:, -T:])
-        beyond = torch.arange(T, device=self.device) >= torch.tensor(num_tokens, device=self.device).unsqueeze(1)
-        return scored.masked_fill(beyond, 0.0)
+        with self._autocast(), layers_in_training(self.model, self.gradient_checkpointing):
+            return score(self._causal, rows, self._shares(rows))
+
+    def num_scored_tokens(self, rows: Sequence[Row]) -> int:
+        """Tokens, padding included, that `token_log_probs` computes for these rows at once."""
+        return num_scored_tokens(rows, self._shares(rows))
+
+    def _shares(self, rows: Sequence[Row]) -> bool:
+        # A layer that is computed twice would write its cache twice.
+        return not self.gradient_checkpointing and shares(self._causal, rows)
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """The model's parameters."""
@@ -191,7 +174,7 @@ class HFPolicy:
     def frozen_copy(self, device: torch.device) -> HFPolicy:
         """A deep copy on `device` without gradients."""
         model = copy.deepcopy(self.model).requires_grad_(False)
-        return HFPolicy(model, self.tokenizer, device, self.mixed_precision)
+        return HFPolicy(model, self.tokenizer, device, self.mixed_precision, self.gradient_checkpointing)
 
     def save(self, folder: Path) -> None:
         """Writes model and tokenizer, loadable by `from_pretrained(folder)`."""
@@ -211,44 +194,39 @@ class HFPolicy:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
-def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """[P, T] ids and their mask (1 where a token is real), padded on the left with id 0, which is masked."""
-    T = max(len(row) for row in rows)
-    input_ids = [[0] * (T - len(row)) + list(row) for row in rows]
-    mask = [[0] * (T - len(row)) + [1] * len(row) for row in rows]
-    return torch.tensor(input_ids, device=device), torch.tensor(mask, device=device)
+def rounded_copy(model: Any) -> Any:
+    """A frozen copy with bfloat16 weights; buffers, rotary frequencies above all, keep their precision."""
+    rounded = copy.deepcopy(model).requires_grad_(False)
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return rounded
 
 
-def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """[P, T] ids and their mask (1 where a token is real), padded on the right with id 0, which is masked."""
-    T = max(len(row) for row in rows)
-    input_ids = [list(row) + [0] * (T - len(row)) for row in rows]
-    mask = [[1] * len(row) + [0] * (T - len(row)) for row in rows]
-    return torch.tensor(input_ids, device=device), torch.tensor(mask, device=device)
-
-
-def sampling_warpers(sampling: Sampling) -> LogitsProcessorList:
-    """Temperature, then top-k, then top-p, as transformers applies them; those that are off are left out."""
-    warpers = LogitsProcessorList()
-    if sampling.temperature != 1.0:
-        warpers.append(TemperatureLogitsWarper(sampling.temperature))
-    if sampling.top_k is not None:
-        warpers.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(sampling.top_p))
-    return warpers
-
-
-def draw(logits: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """One token per row from [P, V] logits.
+def enable_gradient_checkpointing(model: Any) -> None:
+    """Makes every layer forget what it computed; by the means of transformers.
 
     Raises:
-        RolloutError: A probability is not finite.
+        ConfigError: The model has no layers that can.
     """
-    probabilities = torch.softmax(logits, dim=-1)
-    if not bool(torch.isfinite(probabilities).all()):
-        raise RolloutError("the model's probabilities are not finite: its weights have diverged or were loaded wrongly")
-    return torch.multinomial(probabilities, num_samples=1, generator=rng).squeeze(1)
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"{type(model).__name__} has no gradient checkpointing; set trainer.gradient_checkpointing=false"
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+@contextmanager
+def layers_in_training(model: Any, enabled: bool) -> Iterator[None]:
+    """Puts the layers themselves in training mode, in which alone they are checkpointed; what is in them, dropout
+    above all, stays in evaluation mode."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer) and enabled]
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 def end_of_sequence_ids(model: Any, tokenizer: Any) -> frozenset[int]:

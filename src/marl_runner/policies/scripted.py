@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from marl_runner.loss import token_log_probs
-from marl_runner.types import Completion, Prompt, Sampling
+from marl_runner.types import Completion, Prompt, Row, Sampling
 
 
 class ScriptedPolicy:
@@ -53,7 +53,7 @@ class ScriptedPolicy:
         return "".join(self.alphabet[token] for token in token_ids if token != self.end_id)
 
     def generate(
-        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, rng: torch.Generator
+        self, prompts: Sequence[Prompt], num_completions: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[tuple[Completion, ...]]:
         """The next `num_completions` entries of the script for each prompt.
 
@@ -70,16 +70,23 @@ class ScriptedPolicy:
             raise IndexError("the script of this ScriptedPolicy has no more completions") from error
         return Completion(self.decode(token_ids), token_ids, finished=token_ids[-1:] == (self.end_id,))
 
-    def token_log_probs(self, prompt: Prompt, completions: Sequence[Completion]) -> torch.Tensor:
-        """[K, T] log softmax(logits_V)[token], 0 beyond a completion's end."""
-        T = max(len(completion.token_ids) for completion in completions)
-        rows = []
-        for completion in completions:
+    def token_log_probs(self, rows: Sequence[Row]) -> torch.Tensor:
+        """[R, T] log softmax(logits_V)[token], 0 beyond a completion's end."""
+        T = max(len(completion.token_ids) for _, completion in rows)
+        scored_R = []
+        for _, completion in rows:
             ids = torch.tensor(completion.token_ids, dtype=torch.long)
             logits = self.logits_V.expand(len(ids), -1)
             scored = token_log_probs(logits, ids) if len(ids) else self.logits_V.new_zeros(0)
-            rows.append(torch.nn.functional.pad(scored, (0, T - len(ids))))
-        return torch.stack(rows)
+            scored_R.append(torch.nn.functional.pad(scored, (0, T - len(ids))))
+        return torch.stack(scored_R)
+
+    def num_scored_tokens(self, rows: Sequence[Row]) -> int:
+        """The completions' tokens."""
+        return sum(len(completion.token_ids) for _, completion in rows)
+
+    def weights_changed(self) -> None:
+        """Nothing is derived from the weights."""
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
         """The one vector of logits."""

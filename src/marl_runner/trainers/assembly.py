@@ -11,6 +11,7 @@ import torch
 
 from marl_runner.advantage_modes import ADVANTAGE_MODES
 from marl_runner.advice import mode_name
+from marl_runner.allocator import keep_freed_memory
 from marl_runner.compat import float32_advantages
 from marl_runner.counts import max_updates
 from marl_runner.credit import CreditRules, exact_advantages
@@ -18,12 +19,13 @@ from marl_runner.errors import ConfigError
 from marl_runner.formatters.call import PromptFormatter
 from marl_runner.loading import fit_embeddings, load_model
 from marl_runner.policies.base import Policy
+from marl_runner.policies.hf import HFPolicy
 from marl_runner.run_folder import refuse_used
 from marl_runner.setting_rules import COMPAT
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.streams import derive_seed
 from marl_runner.tasks import RepeatedTasks
-from marl_runner.team import Team, make_agent, make_learners, make_policy, resolve_devices
+from marl_runner.team import Learner, Team, make_agent, make_learners, make_policy, resolve_devices
 from marl_runner.tracking.options import default_trackers
 from marl_runner.trainers.sources import Source
 from marl_runner.types import JointMode, Tracker
@@ -52,6 +54,8 @@ def load_team(
         ConfigError: A model or device is not there, or a tokenizer is larger than its model.
     """
     devices = resolve_devices(config.agent_devices, len(sources), "agent_devices")
+    if any(device.type == "cpu" for device in devices):
+        keep_freed_memory()
     check_shared_devices(sources, devices)
     models = [load_source(source, loading, device) for source, device in zip(sources, devices, strict=True)]
     for index, (model, source) in enumerate(zip(models, sources, strict=True)):
@@ -66,7 +70,22 @@ def load_team(
         policy = make_policy(model, source.tokenizer, devices[index], config)
         reference = reference_of(policy, places[index], copies)
         agents.append(make_agent(index, policy, formatters[index], config, reference))
-    return Team(agents, make_learners(agents, config, num_updates), parallel=config.parallel_training == "mp")
+    learners = make_learners(agents, config, num_updates)
+    return Team(agents, learners, *concurrency(learners, config))
+
+
+def concurrency(learners: Sequence[Learner], config: MAGRPOConfig) -> tuple[int, int | None]:
+    """How many learners run at the same time, and how many CPU cores they divide, if they do.
+
+    Small matrix products gain less from a second core than a second agent does. Policies of the user's own run one
+    after the other unless `parallel_training=mp` asks for more: they may not be made for threads.
+    """
+    if config.parallel_training == "mp":
+        return len(learners), None
+    agents = [agent for learner in learners for agent in learner.agents]
+    cores = torch.get_num_threads()
+    ours_on_cpu = all(isinstance(agent.policy, HFPolicy) and agent.policy.device.type == "cpu" for agent in agents)
+    return (min(cores, len(learners)), cores) if ours_on_cpu else (1, None)
 
 
 def load_source(source: Source, loading: Mapping[str, Any], device: torch.device) -> Any:
