@@ -28,7 +28,6 @@ from benchmark_jobs import JOBS, Job, Measured
 from benchmark_machine import GIGA, Machine, floor_seconds, measured_machine
 
 HERE = Path(__file__).resolve().parent
-MEMORY_JOBS = ("k8_long_prompt", "k8_long_answer")
 SCALING = {
     "K": [{"num_generations": k} for k in (2, 4, 8, 16)],
     "turns": [{"num_generations": 3, "num_turns": h} for h in (1, 2, 3, 4)],
@@ -46,15 +45,16 @@ def main() -> None:
     """Measures what was asked for and prints or writes one page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="*", default=list(JOBS), help="rows of the first table")
-    parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--parts", nargs="*", default=["jobs", "memory", "tiny", "scaling", "steps"])
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=15, help="no new repetition of a job after this long")
+    parser.add_argument("--parts", nargs="*", default=["jobs", "tiny", "scaling", "steps"])
     parser.add_argument("--model", type=Path, default=Path("~/.cache/marl-runner/SmolLM2-135M-Instruct").expanduser())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     machine = measured_machine(arguments.device, arguments.threads)
-    parts = {"jobs": job_table, "memory": memory_table, "tiny": tiny_table, "scaling": scaling_table, "steps": steps}
+    parts = {"jobs": job_table, "tiny": tiny_table, "scaling": scaling_table, "steps": steps}
     page = [*head(machine)]
     for name in arguments.parts:
         for line in parts[name](arguments, machine):
@@ -97,27 +97,55 @@ def job_table(arguments: argparse.Namespace, machine: Machine) -> Iterator[str]:
     body, output_layer = weights_of(arguments.model)
     yield "## Against comlrl and TRL"
     yield ""
-    yield "| job | N | K | turns | prompt | new | comlrl s | TRL s | ours s | ratio | target | floor s | of floor |"
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    yield "Two agents in all jobs but `one_agent`; `n` measurements of each side. Activations: peak memory of the training"
+    yield "less the program, weights, gradients and AdamW's two states. The floor is what the job's matrix products and"
+    yield "the reading of its weights take at the speeds above (`floor_seconds` in `scripts/benchmark_machine.py`)."
+    yield ""
+    yield (
+        "| job | K | turns | prompt + new | n | comlrl s | TRL s | ours s | ratio | target | floor s | share of floor "
+        "| activations, comlrl MiB | ours MiB | ratio |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     for name in arguments.jobs:
         job = JOBS[name]
         if job.mixed_precision == "bf16" and machine.bfloat16_flops < machine.float32_flops:
-            yield f"| {name} | not run: no fast bfloat16 products on this machine" + " | " * 10 + "|"
+            yield f"| {name} | not run: this machine has no fast bfloat16 products |" + " |" * 13
             continue
-        sides = ("ours", "comlrl", "trl") if job.num_agents == 1 and job.num_turns == 1 else ("ours", "comlrl")
-        seconds: dict[str, list[float]] = {side: [] for side in sides}
-        for _ in range(arguments.repetitions):
-            for side in sides:
-                seconds[side].append(run(side, job, arguments).seconds)
-        middle = {side: median(values) for side, values in seconds.items()}
+        measured_of = measured_job(job, arguments)
+        seconds = {side: median(each.seconds for each in all_n) for side, all_n in measured_of.items()}
+        activations = {side: median(each.activation_mib for each in all_n) for side, all_n in measured_of.items()}
         floor = floor_seconds(job, body, output_layer, machine)
-        turns = f"{job.num_turns} {job.joint_mode}" if job.num_turns > 1 else "1"
-        yield (
-            f"| {name} | {job.num_agents} | {job.num_generations} | {turns} | {job.prompt_tokens} | {job.new_tokens} | "
-            f"{middle['comlrl']:.1f} | {middle.get('trl', float('nan')):.1f} | {middle['ours']:.1f} | "
-            f"{middle['comlrl'] / middle['ours']:.2f} | {job.target or ''} | {floor:.1f} | "
-            f"{100 * floor / middle['ours']:.0f} % |"
-        ).replace("nan", "")
+        cells = [
+            name,
+            str(job.num_generations),
+            f"{job.num_turns} {job.joint_mode}" if job.num_turns > 1 else "1",
+            f"{job.prompt_tokens} + {job.new_tokens}",
+            str(len(measured_of["ours"])),
+            f"{seconds['comlrl']:.1f}",
+            f"{seconds['trl']:.1f}" if "trl" in seconds else "",
+            f"{seconds['ours']:.1f}",
+            f"{seconds['comlrl'] / seconds['ours']:.2f}",
+            f"{job.target:g}" if job.target else "",
+            f"{floor:.1f}",
+            f"{100 * floor / seconds['ours']:.0f} %",
+            f"{activations['comlrl']:.0f}",
+            f"{activations['ours']:.0f}",
+            f"{activations['ours'] / activations['comlrl']:.2f}",
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def measured_job(job: Job, arguments: argparse.Namespace) -> dict[str, list[Measured]]:
+    """Every side that can do the job, one after the other, again and again."""
+    sides = ("ours", "comlrl", "trl") if job.num_agents == 1 and job.num_turns == 1 else ("ours", "comlrl")
+    measured_of: dict[str, list[Measured]] = {side: [] for side in sides}
+    started = time.monotonic()
+    for _ in range(arguments.repetitions):
+        for side in sides:
+            measured_of[side].append(run(side, job, arguments))
+        if time.monotonic() - started > 60 * arguments.minutes:
+            break
+    return measured_of
 
 
 def weights_of(model: Path) -> tuple[int, int]:
@@ -125,19 +153,6 @@ def weights_of(model: Path) -> tuple[int, int]:
     loaded = AutoModelForCausalLM.from_pretrained(model)
     output_layer = loaded.get_output_embeddings().weight.numel()
     return sum(p.numel() for p in loaded.parameters()) - loaded.get_input_embeddings().weight.numel(), output_layer
-
-
-def memory_table(arguments: argparse.Namespace, machine: Machine) -> Iterator[str]:
-    """Peak of a training of two updates, less program, weights, gradients and AdamW's states."""
-    yield "## Activation memory of the update"
-    yield ""
-    yield "Peak memory of two updates, less the program, weights, gradients and AdamW's two states."
-    yield ""
-    yield "| job | comlrl MiB | ours MiB | ours / comlrl |"
-    yield "|---|---|---|---|"
-    for name in MEMORY_JOBS:
-        theirs, mine = (run(side, JOBS[name], arguments, epochs=2).activation_mib for side in ("comlrl", "ours"))
-        yield f"| {name} | {theirs:.0f} | {mine:.0f} | {mine / theirs:.2f} |"
 
 
 def tiny_table(arguments: argparse.Namespace, machine: Machine) -> Iterator[str]:
@@ -170,8 +185,9 @@ def scaling_table(arguments: argparse.Namespace, machine: Machine) -> Iterator[s
     """Our time and memory as one axis grows."""
     yield "## Scaling"
     yield ""
+    yield "Ours, one measurement each."
     yield f"One axis at a time of {SCALED.num_agents} agents, K={SCALED.num_generations}, 1 turn, "
-    yield f"{SCALED.prompt_tokens} prompt and {SCALED.new_tokens} new tokens, one prompt; ours, one measurement each."
+    yield f"{SCALED.prompt_tokens} prompt and {SCALED.new_tokens} new tokens, one prompt."
     yield ""
     yield "| axis | value | nodes | s | ms per trained token | peak MiB |"
     yield "|---|---|---|---|---|---|"

@@ -1,6 +1,6 @@
 """The jobs of the benchmark, and how each trainer is made to do one.
 
-    python scripts/benchmark_jobs.py SIDE JOB MODEL [--device cuda] [--memory]      (prints one line of JSON)
+    python scripts/benchmark_jobs.py SIDE JOB MODEL [--device cuda]        (prints one line of JSON)
 
 Every completion is cut at the same number of tokens (no end token exists), so that all sides do the same work.
 `scripts/benchmark.py` starts this file once for each measurement.
@@ -166,10 +166,15 @@ def settings(job: Job, epochs: int) -> dict[str, Any]:
     }
 
 
-Train = Callable[[], object]
+@dataclass(frozen=True)
+class Trainer:
+    """What a side needs to do one job: the call that trains, and its optimisers if they exist before it."""
+
+    train: Callable[[], object]
+    optimizers: Sequence[torch.optim.Optimizer] = ()
 
 
-def ours(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases) -> Train:
+def ours(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases) -> Trainer:
     """Training by marl-runner."""
     from marl_runner import MAGRPOConfig, MAGRPOTrainer, loop
     from marl_runner.tracking.options import Trackers
@@ -187,10 +192,10 @@ def ours(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phase
         agent.policy.end_ids = frozenset()
     trainer.engine.rollout = phases.timed("sampling", trainer.engine.rollout)
     loop.update_learner = phases.timed("update", loop.update_learner)
-    return trainer.train
+    return Trainer(trainer.train, [learner.optimizer for learner in trainer.team.learners])
 
 
-def comlrl(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases) -> Train:
+def comlrl(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases) -> Trainer:
     """Training by comlrl."""
     from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
 
@@ -206,10 +211,10 @@ def comlrl(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Pha
     trainer.verbose = False
     trainer._generate_completions = phases.timed("sampling", trainer._generate_completions)
     trainer._process_buffer = phases.timed("update", trainer._process_buffer)
-    return trainer.train  # type: ignore[no-any-return]
+    return Trainer(trainer.train, trainer.optimizers)
 
 
-def trl(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases) -> Train:
+def trl(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases) -> Trainer:
     """Training by TRL's GRPO trainer: one agent, one turn, both prompts in one optimiser step."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -244,7 +249,7 @@ def trl(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases
     trainer._generate_and_score_completions = phases.timed("sampling", trainer._generate_and_score_completions)
     trainer.compute_loss = phases.timed("update", trainer.compute_loss)
     trainer.accelerator.backward = phases.timed("update", trainer.accelerator.backward)
-    return trainer.train  # type: ignore[no-any-return]
+    return Trainer(trainer.train)
 
 
 SIDES = {"ours": ours, "comlrl": comlrl, "trl": trl}
@@ -257,12 +262,13 @@ def measure(side: str, job: Job, folder: Path, device: str, epochs: int) -> Meas
         model.to(device)
     weights = sum(parameter.nbytes for model in models for parameter in model.parameters())
     phases = Phases()
-    train = SIDES[side](job, models, tokenizer, epochs, phases)
-    # Without weights: the interpreter, the libraries, and what the trainer made.
-    program = used_bytes(device) - weights
+    trainer = SIDES[side](job, models, tokenizer, epochs, phases)
+    make_states(trainer.optimizers)
+    # Without weights and states: the interpreter, the libraries, and what the trainer made.
+    program = used_bytes(device) - (3 if trainer.optimizers else 1) * weights
     reset_peak(device)
     started = time.perf_counter()
-    train()
+    trainer.train()
     if device != "cpu":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - started
@@ -274,6 +280,16 @@ def measure(side: str, job: Job, folder: Path, device: str, epochs: int) -> Meas
         peak / MEBIBYTE,
         (peak - program - 4 * weights) / MEBIBYTE,
     )
+
+
+def make_states(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Lets AdamW make its two states by a step of zero gradients, so that the first update is like all others."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def used_bytes(device: str) -> int:
@@ -308,7 +324,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=1, help="two to see AdamW's states in the peak")
+    parser.add_argument("--epochs", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     job = JOBS[arguments.job] if arguments.job in JOBS else Job(**json.loads(arguments.job))

@@ -9,7 +9,11 @@
 """
 
 import dataclasses
+import inspect
 import math
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
+    LlamaForCausalLM,
     MambaConfig,
     MistralConfig,
     Qwen2Config,
@@ -32,14 +37,17 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from marl_runner.errors import RolloutError
 from marl_runner.formatters.call import PromptFormatter
 from marl_runner.micro_batches import micro_batches
 from marl_runner.policies import decoding, scoring
 from marl_runner.policies.causal import CausalModel
 from marl_runner.policies.drawing import candidates, draw, uniforms
 from marl_runner.policies.hf import HFPolicy
+from marl_runner.policies.scripted import ScriptedPolicy
 from marl_runner.settings import MAGRPOConfig
-from marl_runner.team import make_agent, make_learners
+from marl_runner.team import Team, make_agent, make_learners
+from marl_runner.trainers.assembly import concurrency, warn_slow_bf16
 from marl_runner.types import Completion, Prompt, Sample, Sampling
 from marl_runner.update import update_step
 from models import CPU, EOS, PAD, VOCABULARY, tiny_tokenizer
@@ -202,6 +210,21 @@ def test_generate_reads_nothing_of_the_checkpoint_s_generation_config():
     settings.update(top_k=1, repetition_penalty=5.0, suppress_tokens=[4, 5, 6, 7], min_new_tokens=6, do_sample=True)
     assert policy.generate(prompts_of(PROMPTS), 4, Sampling(6, 1.0, 1.0, None), SEEDS) == plain
     assert policy.model.generation_config is settings
+
+
+class Forgetful(LlamaForCausalLM):
+    """Keeps nothing between tokens, while generate() gives it one token at a time."""
+
+    def forward(self, input_ids=None, attention_mask=None, **ignored):
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+
+
+def test_a_model_that_generate_samples_wrongly_is_refused():
+    policy = HFPolicy(Forgetful(FAMILIES["llama"]).eval(), tiny_tokenizer(), CPU)
+    with pytest.raises(
+        RolloutError, match=r"Forgetful cannot be sampled: its generate\(\) gives log-probabilities that"
+    ):
+        policy.generate(prompts_of(PROMPTS), 4, Sampling(6, 1.0, 1.0, None), SEEDS)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
@@ -433,6 +456,85 @@ def test_where_no_completion_has_an_advantage_the_weights_still_decay():
     assert [(each.loss, each.grad_norm) for each in stats] == [(0.0, 0.0)] * 3
 
 
+# --- agents on one CPU ------------------------------------------------------------------------------------------
+
+
+def team_of(num_agents, concurrency_of_team, cores):
+    config = MAGRPOConfig(num_agents=num_agents)
+    agents = [
+        make_agent(n, policy_of(FAMILIES["llama"]), PromptFormatter(None, n, False), config, None)
+        for n in range(num_agents)
+    ]
+    return Team(agents, make_learners(agents, config, None), concurrency_of_team, cores)
+
+
+def test_the_cores_are_divided_among_the_agents_while_they_run():
+    """4 cores, 2 agents at a time: 2 each; before and after, all 4."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        team = team_of(3, 2, 4)
+        assert team.map_agents(lambda agent: torch.get_num_threads()) == [2, 2, 2]
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_agent_s_error_is_raised_after_the_others_have_ended_and_the_cores_are_given_back():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        team, ended = team_of(2, 2, 2), []
+        with pytest.raises(ValueError, match="first"):
+            team.map_agents(lambda agent: fail() if agent.index == 0 else ended.append(agent.index))
+        assert (ended, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def fail():
+    raise ValueError("first")
+
+
+@pytest.mark.parametrize(
+    ("settings", "cores", "expected"),
+    [
+        ({}, 2, (2, 2)),
+        ({}, 1, (1, 1)),
+        ({}, 8, (3, 8)),
+        ({"parallel_training": "mp", "agent_devices": "cpu"}, 2, (3, None)),
+    ],
+)
+def test_how_many_of_three_agents_run_at_the_same_time(settings, cores, expected, monkeypatch):
+    learners = team_of(3, 1, None).learners
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    assert concurrency(learners, MAGRPOConfig(**settings)) == expected
+
+
+def test_policies_of_the_user_s_own_run_one_after_the_other():
+    config = MAGRPOConfig()
+    agents = [make_agent(n, ScriptedPolicy([]), PromptFormatter(None, n, False), config, None) for n in range(2)]
+    assert concurrency(make_learners(agents, config, None), config) == (1, None)
+
+
+FREED = """
+import resource, torch
+from marl_runner.allocator import keep_freed_memory
+keep_freed_memory()
+for _ in range(20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only")
+def test_a_freed_tensor_s_memory_is_kept_for_the_next():
+    """64 MiB are 16384 pages of 4 KiB, which would be asked for anew each time."""
+    done = subprocess.run([sys.executable, "-c", FREED], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 1000
+
+
 # --- bfloat16 ---------------------------------------------------------------------------------------------------
 
 
@@ -450,6 +552,15 @@ def test_bf16_trains_float32_weights_and_samples_from_a_copy_that_follows_them()
     assert policy._sampler.model is copy
     for rounded, exact in zip(copy.parameters(), policy.parameters(), strict=True):
         assert torch.equal(rounded, exact.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("capability", "warned"), [("AVX2", True), ("AVX512", False)])
+def test_bf16_on_a_processor_without_it_is_warned_about(capability, warned, monkeypatch, caplog):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    for mixed_precision in ("none", "bf16"):
+        warn_slow_bf16(MAGRPOConfig(mixed_precision=mixed_precision))
+    assert ("this processor (AVX2) has no bfloat16 products" in caplog.text) == warned
+    assert len(caplog.records) == int(warned)
 
 
 def test_bf16_scores_and_gradients_are_near_those_of_float32():

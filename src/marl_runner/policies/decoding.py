@@ -160,9 +160,7 @@ def decode_by_transformers(model: CausalModel, request: Request) -> Sampled:
             token_ids[row] = through_end(drawn, request.end_ids)
             log_probs[row] = sum(scores[: len(token_ids[row])])
     order = range(len(request.prompts) * K)
-    return Sampled(
-        [token_ids[row] for row in order], [log_probs[row] if request.log_probs else None for row in order]
-    )
+    return Sampled([token_ids[row] for row in order], [log_probs[row] if request.log_probs else None for row in order])
 
 
 def check_generate(model: CausalModel, sequences: torch.Tensor, num_prompt_tokens: int, ours: Draws) -> None:

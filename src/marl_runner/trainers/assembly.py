@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,8 @@ from marl_runner.tracking.options import default_trackers
 from marl_runner.trainers.sources import Source
 from marl_runner.types import JointMode, Tracker
 
+log = logging.getLogger(__name__)
+
 Copies = dict[tuple[frozenset[torch.nn.Parameter], torch.device], Policy]
 """Weights and device → the frozen copy of the weights that is there."""
 
@@ -56,6 +59,7 @@ def load_team(
     devices = resolve_devices(config.agent_devices, len(sources), "agent_devices")
     if any(device.type == "cpu" for device in devices):
         keep_freed_memory()
+        warn_slow_bf16(config)
     check_shared_devices(sources, devices)
     models = [load_source(source, loading, device) for source, device in zip(sources, devices, strict=True)]
     for index, (model, source) in enumerate(zip(models, sources, strict=True)):
@@ -72,6 +76,17 @@ def load_team(
         agents.append(make_agent(index, policy, formatters[index], config, reference))
     learners = make_learners(agents, config, num_updates)
     return Team(agents, learners, *concurrency(learners, config))
+
+
+def warn_slow_bf16(config: MAGRPOConfig) -> None:
+    """Says that this processor multiplies bfloat16 matrices slower than float32, if it is asked to."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if config.mixed_precision == "bf16" and capability in ("NO AVX", "AVX2"):
+        log.warning(
+            "mixed_precision=bf16: this processor (%s) has no bfloat16 products, which will be many times slower than "
+            "float32; set trainer.mixed_precision=none",
+            capability,
+        )
 
 
 def concurrency(learners: Sequence[Learner], config: MAGRPOConfig) -> tuple[int, int | None]:
