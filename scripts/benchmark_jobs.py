@@ -126,9 +126,26 @@ class Phases:
 
 
 def prompts(job: Job, tokenizer: Any) -> list[str]:
-    """Texts of `prompt_tokens` tokens, no two alike."""
-    story = " the keeper of the lighthouse and the ship that lost its way in the long grey winter" * 60
-    return [tokenizer.decode(tokenizer(f"{i}{story}")["input_ids"][: job.prompt_tokens]) for i in range(job.num_tasks)]
+    """Texts of `prompt_tokens` tokens, of words in random order, so that no answer is like another."""
+    words = [
+        "lighthouse",
+        "keeper",
+        "ship",
+        "winter",
+        "letter",
+        "river",
+        "garden",
+        "clock",
+        "mirror",
+        "bridge",
+        "stone",
+        "song",
+        "market",
+        "cloud",
+    ]
+    rng = random.Random(0)
+    texts = [" ".join(rng.choices(words, k=job.prompt_tokens + 1)) for _ in range(job.num_tasks)]
+    return [tokenizer.decode(tokenizer(text)["input_ids"][: job.prompt_tokens]) for text in texts]
 
 
 def next_prompts(prompt: str, agent_completions: Sequence[str], **_: Any) -> list[str]:
@@ -136,9 +153,12 @@ def next_prompts(prompt: str, agent_completions: Sequence[str], **_: Any) -> lis
     return [f"{prompt} Again:" for _ in agent_completions]
 
 
+REWARDS = random.Random(0)
+
+
 def seeded_reward(*completions_N: Sequence[str]) -> list[float]:
-    """A number in [0, 1) for each joint action, made from its texts."""
-    return [random.Random("|".join(texts)).random() for texts in zip(*completions_N, strict=True)]
+    """A random number for each joint action, so that every completion has an advantage and none is skipped."""
+    return [REWARDS.random() for _ in completions_N[0]]
 
 
 def load(folder: Path, count: int) -> tuple[list[Any], Any]:
@@ -177,8 +197,10 @@ class Trainer:
 def ours(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases) -> Trainer:
     """Training by marl-runner."""
     from marl_runner import MAGRPOConfig, MAGRPOTrainer, loop
+    from marl_runner.allocator import keep_freed_memory
     from marl_runner.tracking.options import Trackers
 
+    keep_freed_memory()  # as marl-train does
     trainer = MAGRPOTrainer(
         agents=models,
         tokenizer=tokenizer,
@@ -237,7 +259,7 @@ def trl(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases
         disable_tqdm=True,
         gradient_checkpointing=False,
         bf16=False,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=models[0].device.type == "cpu",
     )
     trainer = GRPOTrainer(
         model=models[0],

@@ -106,6 +106,9 @@ def test_memory_by_hand():
     small = config(max_new_tokens=10, max_rollout_rows=6)
     # Weights 1000 * 4; a gradient and two moments; no reference; logits, gradient and softmax of a chunk of 2**24.
     assert memory_bytes(size, small) == (4000, 12000, 0, 3 * 4 * 2**24)
+    # Under bf16 float32 weights with a copy of half their size.
+    mixed = config(max_new_tokens=10, max_rollout_rows=6, mixed_precision="bf16")
+    assert memory_bytes(size, mixed) == (4000 + 2000, 12000, 0, 3 * 4 * 2**24)
     # The cache of a million rows is more: 10**6 * 10 * 8 * 4.
     large = config(max_new_tokens=10, max_rollout_rows=10**6, reference_kl_enabled=True)
     assert memory_bytes(size, large) == (4000, 12000, 4000, 320_000_000)

@@ -33,6 +33,8 @@ from marl_runner.stopping import REQUEST, SIGNALS, Stopped
 
 FAILED_EXIT = 1
 CONFIG_EXIT = 2
+SIGNAL_EXIT = 128
+"""Plus the number of the signal."""
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
 advice_log = logging.getLogger("marl_runner.advice")
@@ -48,7 +50,13 @@ class Failed(BaseException):
 
 def main() -> NoReturn:
     """Entry point of the console script; ends the process with the exit code."""
-    sys.exit(command())
+    code = command()
+    if code > SIGNAL_EXIT:
+        # What a thread is still doing, in a user's reward above all, is not waited for.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def command() -> int:
@@ -68,7 +76,7 @@ def command() -> int:
         except BrokenPipeError:
             # Whoever read the output has gone, as in `marl-train --help | head`; nobody is left to tell.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 128 + signal.SIGPIPE
+            return SIGNAL_EXIT + signal.SIGPIPE
         except (ValueError, OSError, YAMLError) as error:
             # What Hydra lets through of a wrong argument or an unreadable file; in a run they are a fault.
             if began(error):

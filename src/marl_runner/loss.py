@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 
 
+def at_least_float32(logits: torch.Tensor) -> torch.Tensor:
+    """The same numbers, in float32 where they were of half precision."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def token_log_probs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of given tokens, without a second tensor of vocabulary size.
 
@@ -17,8 +22,7 @@ def token_log_probs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tens
     Returns:
         [...], in nats.
     """
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        logits = logits.float()
+    logits = at_least_float32(logits)
     chosen = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     return chosen - torch.logsumexp(logits, dim=-1)
 

@@ -70,7 +70,8 @@ class TrainWindow:
             ("generated", self._generated_tokens, "sampling"),
             ("trained", self.trained_tokens, "update"),
         ):
-            metrics[f"throughput/{name}_tokens_per_s"] = tokens / max(metrics[f"time/{phase}_s"], 1e-9)
+            if metrics[f"time/{phase}_s"] > 0:
+                metrics[f"throughput/{name}_tokens_per_s"] = tokens / metrics[f"time/{phase}_s"]
         return metrics
 
 

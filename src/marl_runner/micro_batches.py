@@ -12,15 +12,15 @@ from marl_runner.types import Row
 def micro_batches(policy: Policy, rows: Sequence[Row], max_tokens: int) -> Iterator[Sequence[Row]]:
     """Cuts the rows, in their order, into the fewest parts of about equal size that compute at most `max_tokens` each.
 
-    One row is always allowed.
+    What two rows take is always allowed, so that completions of one long prompt can share it.
     """
     if not rows:
         return
+    most = max(max_tokens, 2 * max(policy.num_scored_tokens([row]) for row in rows))
     num_parts = next(
         num_parts
         for num_parts in range(1, len(rows) + 1)
-        if num_parts == len(rows)
-        or all(policy.num_scored_tokens(part) <= max_tokens for part in divided(rows, num_parts))
+        if num_parts == len(rows) or all(policy.num_scored_tokens(part) <= most for part in divided(rows, num_parts))
     )
     yield from divided(rows, num_parts)
 

@@ -74,13 +74,20 @@ def agents_table(sizes: list[AgentSize], config: MAGRPOConfig) -> Table:
 def memory_bytes(size: AgentSize, config: MAGRPOConfig) -> tuple[int, int, int, int]:
     """Estimated bytes of one agent: weights, gradients with AdamW's two moments, reference, largest batch.
 
+    Under bf16 the weights are float32, and the copy that is sampled from counts with them.
+
     The batch is the larger of the sampling cache of `max_rollout_rows` completions, prompts left out, and of the
     update's float32 logits of one chunk with their gradient and softmax.
     """
-    weights = size.num_parameters * size.bytes_per_weight
-    cache = config.max_rollout_rows * config.max_new_tokens * size.cache_values_per_token * size.bytes_per_weight
+    mixed = config.mixed_precision == "bf16"
+    width = 4 if mixed else size.bytes_per_weight
+    weights = size.num_parameters * width
+    cached = config.max_rollout_rows * config.max_new_tokens * size.cache_values_per_token
+    cache = cached * (2 if mixed else width)
     logits = 3 * 4 * max(CHUNK_LOGITS, size.vocabulary)
-    return weights, 3 * weights, weights if config.reference_kl_enabled else 0, max(cache, logits)
+    sampling_copy = size.num_parameters * 2 if mixed else 0
+    reference = weights if config.reference_kl_enabled else 0
+    return weights + sampling_copy, 3 * weights, reference, max(cache, logits)
 
 
 def gib(num_bytes: int) -> str:

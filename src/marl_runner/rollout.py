@@ -6,10 +6,10 @@ depth-first afterwards, whatever order generation ran in.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import mean
 
 from marl_runner.counts import tree_counts
@@ -22,6 +22,9 @@ from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import Team
 from marl_runner.transitions.call import TransitionCaller
 from marl_runner.types import Completion, JointAction, JointMode, Node, Prompt, Sampling, Task, Turn
+
+Score = Callable[[], float | None]
+"""Returns the reward of one joint action, as soon as it is known."""
 
 
 @dataclass
@@ -155,21 +158,20 @@ class RolloutEngine:
         Reward workers score the nodes of one batch while the next is sampled.
         """
         size = max(1, self.config.max_rollout_rows // self.config.num_generations)
-        scores: list[list[Future[float | None]]] = []
+        scores: list[list[Score]] = []
         try:
             for start in range(0, len(level), size):
                 batch = level[start : start + size]
                 with self.clock.timed("sampling"):
                     self._sample(batch)
-                with self.clock.timed("reward"):
-                    scores += [self._scores(node) for node in batch]
+                scores += [self._scores(node) for node in batch]
             with self.clock.timed("reward"):
                 for node, score_J in zip(level, scores, strict=True):
                     pairs = zip(self._index_J, score_J, strict=True)
-                    node.joint_actions_J = tuple(JointAction(index_N, score.result()) for index_N, score in pairs)
+                    node.joint_actions_J = tuple(JointAction(index_N, score()) for index_N, score in pairs)
         except BaseException:
-            for score in itertools.chain.from_iterable(scores):
-                score.cancel()
+            if self._workers is not None:
+                self._workers.shutdown(wait=False, cancel_futures=True)
             raise
 
     def _sample(self, nodes: Sequence[OpenNode]) -> None:
@@ -184,20 +186,20 @@ class RolloutEngine:
         for p, node in enumerate(nodes):
             node.completions_N_K = tuple(completions_P_K[p] for completions_P_K in completions_N_P_K)
 
-    def _scores(self, node: OpenNode) -> list[Future[float | None]]:
-        """The rewards of a node's joint actions: of workers that have begun, or without workers known already."""
-        arguments = [
-            (
+    def _scores(self, node: OpenNode) -> list[Score]:
+        """What returns the rewards of a node's joint actions; workers, if there are any, begin at once."""
+        where = f"task {node.task.uid}, turn {node.turn + 1}"
+        scores: list[Score] = [
+            partial(
+                self.reward,
                 node.played(index_N)[-1].actions_N,
                 node.prompts_N[0].text,
                 node.task,
-                f"task {node.task.uid}, turn {node.turn + 1}, joint action {j}",
+                f"{where}, joint action {j}",
             )
             for j, index_N in enumerate(self._index_J)
         ]
-        if self._workers is not None:
-            return [self._workers.submit(self.reward, *each) for each in arguments]
-        return [known(self.reward(*each)) for each in arguments]
+        return scores if self._workers is None else [self._workers.submit(score).result for score in scores]
 
     def _expand(self, node: OpenNode) -> list[OpenNode]:
         """One child per joint action, or none at the horizon or where the node's reward ends the branch."""
@@ -217,13 +219,6 @@ class RolloutEngine:
         threshold = self.config.early_termination_threshold
         scored = [action.reward for action in node.joint_actions_J if action.reward is not None]
         return threshold is not None and bool(scored) and mean(scored) > threshold
-
-
-def known(reward: float | None) -> Future[float | None]:
-    """A reward that need not be waited for."""
-    future: Future[float | None] = Future()
-    future.set_result(reward)
-    return future
 
 
 def numbered(node: OpenNode, env_step: int) -> tuple[Node, int]:

@@ -21,8 +21,8 @@ from marl_runner.streams import derive_seed
 
 Result = TypeVar("Result")
 
-MICRO_BATCH_TOKENS = {True: 512, False: 8192}
-"""Tokens of one scoring pass where the settings name none, on a CPU and elsewhere: enough to keep either busy."""
+CPU_TOKENS, GPU_TOKENS = 512, 8192
+"""Tokens of one scoring pass where the settings name none: enough to keep either busy."""
 
 
 @dataclass
@@ -72,17 +72,17 @@ class Team:
         agents: In order of their index.
         learners: Every agent is in one of them.
         concurrency: Learners that run at the same time, each in a thread of its own.
-        cores: CPU cores to be divided among them while they run; None leaves each what torch gives it.
+        share_cores: They compute on one CPU: torch's threads are divided among them while they run.
     """
 
     def __init__(
-        self, agents: Sequence[Agent], learners: Sequence[Learner], concurrency: int = 1, cores: int | None = None
+        self, agents: Sequence[Agent], learners: Sequence[Learner], concurrency: int = 1, share_cores: bool = False
     ) -> None:
         self.agents = list(agents)
         self.learners = list(learners)
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="learner") if concurrency > 1 else None
-        self._cores = cores
-        self._share = None if cores is None else max(1, cores // concurrency)
+        self._concurrency = concurrency
+        self._share_cores = share_cores
 
     def map_learners(
         self, work: Callable[[Learner], Result], learners: Sequence[Learner] | None = None
@@ -94,17 +94,15 @@ class Team:
         chosen = self.learners if learners is None else list(learners)
         if self._pool is None or len(chosen) == 1:
             return [work(learner) for learner in chosen]
-        futures = [self._pool.submit(self._on_its_share, work, learner) for learner in chosen]
-        for future in futures:
-            future.exception()
-        if self._cores is not None:
-            torch.set_num_threads(self._cores)
+        cores = torch.get_num_threads()
+        share = max(1, cores // self._concurrency) if self._share_cores else cores
+        try:
+            futures = [self._pool.submit(on_share, share, work, learner) for learner in chosen]
+            for future in futures:
+                future.exception()
+        finally:
+            torch.set_num_threads(cores)
         return [future.result() for future in futures]
-
-    def _on_its_share(self, work: Callable[[Learner], Result], learner: Learner) -> Result:
-        if self._share is not None:
-            torch.set_num_threads(self._share)  # of this thread's operations
-        return work(learner)
 
     def map_agents(self, work: Callable[[Agent], Result]) -> list[Result]:
         """Applies `work` to every agent and returns the results in their order; agents of one learner take turns."""
@@ -118,6 +116,12 @@ class Team:
             agent.policy.save(folder / f"agent_{agent.index}")
 
 
+def on_share(num_threads: int, work: Callable[[Learner], Result], learner: Learner) -> Result:
+    """`work` with so many of torch's threads; the number is the thread's own in part, so each sets it."""
+    torch.set_num_threads(num_threads)
+    return work(learner)
+
+
 def make_agent(
     index: int, policy: Policy, formatter: PromptFormatter, config: MAGRPOConfig, reference: Policy | None
 ) -> Agent:
@@ -129,7 +133,7 @@ def make_agent(
         reference=reference,
         seed=config.seed,
         update_rng=random.Random(derive_seed(config.seed, "update", index)),
-        micro_batch_tokens=config.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type == "cpu"],
+        micro_batch_tokens=config.micro_batch_tokens or (CPU_TOKENS if policy.device.type == "cpu" else GPU_TOKENS),
     )
 
 

@@ -84,6 +84,11 @@ def typed_values(group: str, target: Any, node: DictConfig) -> dict[str, Any]:
     named = {name: parameter for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     settings = SETTINGS.get(group, ())
+    for name in settings:
+        if name in named:
+            raise ConfigError(
+                f"{group}.{name} is a setting of the run: give the parameter of {node._target_} another name"
+            )
     keys = [str(key) for key in node if key not in (*INSTANTIATE_KEYS, *settings)]
     for key in keys:
         if key not in named and not takes_all:

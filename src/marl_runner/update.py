@@ -15,6 +15,7 @@ from marl_runner.loss import policy_gradient_loss
 from marl_runner.micro_batches import micro_batches
 from marl_runner.setting_rules import COMPAT
 from marl_runner.settings import MAGRPOConfig
+from marl_runner.stopping import REQUEST
 from marl_runner.team import Agent, Learner
 from marl_runner.types import Completion, Row, Sample, UpdateStats
 
@@ -109,24 +110,32 @@ def backward_batch(agent: Agent, batch: Sequence[Sample], config: MAGRPOConfig) 
         NumericalError: The loss is not finite.
     """
     terms = with_signal([term for sample in batch for term in loss_terms(sample, len(batch), config)])
+    rows = [(term.sample.prompt, term.completion) for term in terms]
     log_probs: list[float] = []
     loss = 0.0
-    for part in micro_batches(agent.policy, [(t.sample.prompt, t.completion) for t in terms], agent.micro_batch_tokens):
+    for part in micro_batches(agent.policy, rows, agent.micro_batch_tokens):
+        REQUEST.check()
         terms_R = terms[len(log_probs) : len(log_probs) + len(part)]
-        log_probs_R = completion_log_probs(agent, part, config)
-        weights_R = torch.tensor([t.weight for t in terms_R], dtype=log_probs_R.dtype, device=log_probs_R.device)
-        loss_R = policy_gradient_loss(log_probs_R, weights_R)
-        for term, value in zip(terms_R, loss_R.tolist(), strict=True):
-            if not math.isfinite(value):
-                raise NumericalError(
-                    f"loss of agent {agent.index} is {value} at turn {term.sample.turn + 1}, env_step "
-                    f"{term.sample.env_step}; the weights were left as they were: lower the learning rate or the "
-                    "scale of the rewards"
-                )
-        loss_R.sum().backward()  # type: ignore[no-untyped-call]
-        loss += float(loss_R.detach().sum())
-        log_probs += log_probs_R.tolist()
+        log_probs_R_T = agent.policy.token_log_probs(part)
+        loss += backward(agent, terms_R, scored_tokens(log_probs_R_T, part, config).sum(dim=1))
+        log_probs += log_probs_R_T.detach().sum(dim=1).tolist()
     return Scored(loss, terms, log_probs)
+
+
+def backward(agent: Agent, terms_R: Sequence[Term], log_probs_R: torch.Tensor) -> float:
+    """Adds the gradient of some terms, from the log-probabilities [R] of their completions; returns their sum."""
+    weights_R = torch.tensor([term.weight for term in terms_R], dtype=log_probs_R.dtype, device=log_probs_R.device)
+    loss_R = policy_gradient_loss(log_probs_R, weights_R)
+    for term, value in zip(terms_R, loss_R.tolist(), strict=True):
+        if not math.isfinite(value):
+            raise NumericalError(
+                f"loss of agent {agent.index} is {value} at turn {term.sample.turn + 1}, env_step "
+                f"{term.sample.env_step}; the weights were left as they were: lower the learning rate or the scale of "
+                "the rewards"
+            )
+    loss = loss_R.sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
 
 
 def loss_terms(sample: Sample, num_samples: int, config: MAGRPOConfig) -> list[Term]:
@@ -149,12 +158,11 @@ def with_signal(terms: list[Term]) -> list[Term]:
     return sorted(terms, key=lambda term: len(term.sample.prompt.token_ids) + len(term.completion.token_ids))[:1]
 
 
-def completion_log_probs(agent: Agent, rows: Sequence[Row], config: MAGRPOConfig) -> torch.Tensor:
-    """[R] log-probability of each completion in nats, with gradient; under compat without its last token."""
-    log_probs_R_T = agent.policy.token_log_probs(rows)
-    if config.compat == COMPAT:
-        log_probs_R_T = without_last_token(log_probs_R_T, [completion for _, completion in rows])
-    return log_probs_R_T.sum(dim=1)
+def scored_tokens(log_probs_R_T: torch.Tensor, rows: Sequence[Row], config: MAGRPOConfig) -> torch.Tensor:
+    """[R, T] what the loss is made of: every token; under compat all but each completion's last."""
+    if config.compat != COMPAT:
+        return log_probs_R_T
+    return without_last_token(log_probs_R_T, [completion for _, completion in rows])
 
 
 def log_prob_mismatch(scored: Scored) -> float | None:

@@ -21,6 +21,7 @@ class CausalModel:
 
     Attributes:
         takes_positions: It takes position ids; one that does not may count padding as positions.
+        cache_repeats: Its cache can be repeated for every completion, or was not seen yet.
         generate_is_exact: transformers' generate() was seen to sample what the model gives.
     """
 
@@ -33,6 +34,7 @@ class CausalModel:
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._takes_cache = self._cache_name in accepted
         self._head_is_plain: bool | None = None
+        self.cache_repeats = True
         self.generate_is_exact = False
 
     @property
@@ -91,7 +93,8 @@ class CausalModel:
             by_parts = self.head(self.hidden(input_ids, mask))
         except (AttributeError, TypeError):
             return False  # no decoder or output layer of its own
-        return torch.equal(by_parts, self.logits(input_ids, mask))
+        logits = self.logits(input_ids, mask)
+        return by_parts.shape == logits.shape and torch.equal(by_parts.to(logits.dtype), logits)
 
     @cached_property
     def shares_prompts(self) -> bool:

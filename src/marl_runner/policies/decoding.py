@@ -16,8 +16,10 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 
 from marl_runner.errors import RolloutError
+from marl_runner.loss import at_least_float32
 from marl_runner.policies.causal import CausalModel, Rows, left_padded, repeats
 from marl_runner.policies.drawing import draw
+from marl_runner.stopping import REQUEST
 from marl_runner.types import Sampling
 
 LEAVES = 0.75
@@ -69,15 +71,19 @@ def decode(model: CausalModel, request: Request) -> Sampled:
         RolloutError: The model can be sampled neither here nor by transformers, or its probabilities are not finite.
     """
     K, T = request.num_completions, request.sampling.max_new_tokens
+    if not model.cache_repeats:
+        return decode_by_transformers(model, request)
     input_ids, mask = left_padded(request.prompts, model.device)
     logits, cache = model.step(input_ids, mask, cache=None)
     if not repeats(cache):
+        model.cache_repeats = False
         return decode_by_transformers(model, request)
     cache.batch_repeat_interleave(K)
     logits, mask = logits.repeat_interleave(K, dim=0), mask.repeat_interleave(K, dim=0)
     batch = Batch(request, len(mask), model.device)
     for step in range(T):
-        tokens = batch.draw(logits.float(), step)
+        REQUEST.check()
+        tokens = batch.draw(logits, step)
         if step + 1 == T or batch.num_going_on == 0:
             break
         if batch.num_going_on <= LEAVES * len(batch.rows):
@@ -105,6 +111,7 @@ class Batch:
 
     def draw(self, logits: torch.Tensor, step: int) -> torch.Tensor:
         """The next token of every row in the batch, from its logits [R, V]."""
+        logits = at_least_float32(logits)
         tokens = draw(logits, self._request.sampling, self._uniforms[self.rows, step])
         self._tokens[self.rows, step] = tokens
         if self._request.log_probs:
@@ -174,13 +181,15 @@ def check_generate(model: CausalModel, sequences: torch.Tensor, num_prompt_token
     ids = sequences[:, : num_prompt_tokens + 2]
     logits = model.logits(ids, torch.ones_like(ids), num_prompt_tokens - 1)[:, :-1].float()
     scored = logits.log_softmax(dim=-1).gather(2, ids[:, num_prompt_tokens:].unsqueeze(2)).squeeze(2)
-    difference = float((scored - ours.log_probs[:, : scored.shape[1]]).abs().max())
+    real = torch.ones_like(scored, dtype=torch.bool)
+    real[:, 1:] = ~torch.isin(ids[:, num_prompt_tokens : num_prompt_tokens + 1], ours.end_ids)
+    difference = float((scored - ours.log_probs[:, : scored.shape[1]]).abs()[real].max())
     if difference > SAME_LOG_PROB:
         raise RolloutError(
             f"{type(model.model).__name__} cannot be sampled: its generate() gives log-probabilities that are up to "
             f"{difference:.3g} nats from those of the whole text"
         )
-    model.generate_is_exact = True
+    model.generate_is_exact = bool(real[:, 1:].any())
 
 
 class Draws(LogitsProcessor):  # type: ignore[misc]
@@ -190,11 +199,12 @@ class Draws(LogitsProcessor):  # type: ignore[misc]
         self._sampling = request.sampling
         self._uniforms = request.uniforms[rows].to(device)
         self._num_prompt_tokens = num_prompt_tokens
+        self.end_ids = torch.tensor(sorted(request.end_ids), dtype=torch.long, device=device)
         self.log_probs = torch.zeros_like(self._uniforms)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         step = input_ids.shape[1] - self._num_prompt_tokens
-        tokens = draw(scores.float(), self._sampling, self._uniforms[:, step]).unsqueeze(1)
+        tokens = draw(at_least_float32(scores), self._sampling, self._uniforms[:, step]).unsqueeze(1)
         self.log_probs[:, step] = (scores.gather(1, tokens) - scores.logsumexp(1, keepdim=True)).squeeze(1).double()
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
 from marl_runner.errors import RolloutError
 from marl_runner.types import Sampling
@@ -50,18 +50,18 @@ def draw(logits: torch.Tensor, sampling: Sampling, uniforms_R: torch.Tensor) -> 
 def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What may be drawn: probabilities [R, C], and the ids [R, C] they are of; None where those are 0 … V-1.
 
-    With top-k, only the k likeliest tokens are sorted and normalised, not the whole vocabulary. transformers keeps
-    every token that ties with the k-th; where there are such, the whole vocabulary is looked at.
+    With top-k, only the likeliest tokens are normalised, not the whole vocabulary: k of them, or more where others
+    tie with the k-th, which transformers keeps too. They stay in the order of their ids, so that a row draws the same
+    whatever the others need.
     """
     if sampling.temperature != 1.0:
         logits = TemperatureLogitsWarper(sampling.temperature)(None, logits)
     ids = None
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        top, top_ids = logits.topk(sampling.top_k, dim=-1)
-        if bool((logits >= top[:, -1:]).sum() > top.numel()):
-            logits = TopKLogitsWarper(sampling.top_k)(None, logits)
-        else:
-            logits, ids = top, top_ids
+        least = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
+        ids = logits.topk(int((logits >= least).sum(dim=-1).max()), dim=-1).indices.sort(dim=-1).values
+        logits = logits.gather(1, ids)
+        logits = logits.masked_fill(logits < least, -math.inf)
     if sampling.top_p < 1.0:
         logits = TopPLogitsWarper(sampling.top_p)(None, logits)
     return torch.softmax(logits, dim=-1), ids

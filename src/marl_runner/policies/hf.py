@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from marl_runner.errors import ConfigError, DataError
+from marl_runner.errors import DataError
 from marl_runner.policies.causal import CausalModel
+from marl_runner.policies.checkpointing import check_has_layers, checkpointed_layers
 from marl_runner.policies.decoding import Request, decode
 from marl_runner.policies.drawing import uniforms
 from marl_runner.policies.model_config import context_length
@@ -29,8 +29,8 @@ class HFPolicy:
         model: A transformers causal language model.
         tokenizer: Its tokenizer; its padding side and padding token are never used.
         device: Where the model is put.
-        mixed_precision: "none", or "bf16": float32 weights, bfloat16 matrix products in scoring, and a bfloat16 copy
-            of the weights to sample from, renewed after every update.
+        mixed_precision: "none", or "bf16": float32 trainable weights, bfloat16 matrix products in scoring, and a
+            bfloat16 copy of the weights to sample from, renewed after every update.
         gradient_checkpointing: Keep only the input of each layer for the backward pass, and compute the rest again.
 
     Raises:
@@ -47,12 +47,14 @@ class HFPolicy:
     ) -> None:
         self.model = model.to(device).eval()
         if mixed_precision != "none":
-            self.model.float()
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.float()
         self.tokenizer = tokenizer
         self.mixed_precision = mixed_precision
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
-            enable_gradient_checkpointing(self.model)
+            check_has_layers(self.model)
         self.end_ids = end_of_sequence_ids(model, tokenizer)
         self._causal = CausalModel(self.model)
         self._sampler: CausalModel | None = None
@@ -99,6 +101,8 @@ class HFPolicy:
         Raises:
             RolloutError: The model cannot be sampled, or its probabilities are not finite.
         """
+        if not prompts:
+            return []
         completions_P_K: dict[int, tuple[Completion, ...]] = {}
         for batch in self._batches(prompts):
             request = Request(
@@ -155,7 +159,7 @@ class HFPolicy:
         Returns:
             [R, T] log-probabilities in nats at temperature 1, T the longest completion; 0 beyond a row's end.
         """
-        with self._autocast(), layers_in_training(self.model, self.gradient_checkpointing):
+        with self._autocast(), checkpointed_layers(self.model) if self.gradient_checkpointing else nullcontext():
             return score(self._causal, rows, self._shares(rows))
 
     def num_scored_tokens(self, rows: Sequence[Row]) -> int:
@@ -163,7 +167,7 @@ class HFPolicy:
         return num_scored_tokens(rows, self._shares(rows))
 
     def _shares(self, rows: Sequence[Row]) -> bool:
-        # A layer that is computed twice would write its cache twice.
+        # A layer that is computed again would write its cache twice.
         return not self.gradient_checkpointing and shares(self._causal, rows)
 
     def parameters(self) -> Iterable[torch.nn.Parameter]:
@@ -174,7 +178,7 @@ class HFPolicy:
     def frozen_copy(self, device: torch.device) -> HFPolicy:
         """A deep copy on `device` without gradients."""
         model = copy.deepcopy(self.model).requires_grad_(False)
-        return HFPolicy(model, self.tokenizer, device, self.mixed_precision, self.gradient_checkpointing)
+        return HFPolicy(model, self.tokenizer, device, self.mixed_precision)
 
     def save(self, folder: Path) -> None:
         """Writes model and tokenizer, loadable by `from_pretrained(folder)`."""
@@ -200,33 +204,6 @@ def rounded_copy(model: Any) -> Any:
     for parameter in rounded.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     return rounded
-
-
-def enable_gradient_checkpointing(model: Any) -> None:
-    """Makes every layer forget what it computed; by the means of transformers.
-
-    Raises:
-        ConfigError: The model has no layers that can.
-    """
-    if not model.supports_gradient_checkpointing:
-        raise ConfigError(
-            f"{type(model).__name__} has no gradient checkpointing; set trainer.gradient_checkpointing=false"
-        )
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-@contextmanager
-def layers_in_training(model: Any, enabled: bool) -> Iterator[None]:
-    """Puts the layers themselves in training mode, in which alone they are checkpointed; what is in them, dropout
-    above all, stays in evaluation mode."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer) and enabled]
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.training = False
 
 
 def end_of_sequence_ids(model: Any, tokenizer: Any) -> frozenset[int]:

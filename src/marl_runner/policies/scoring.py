@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import DynamicCache
 
 from marl_runner.loss import token_log_probs
-from marl_runner.policies.causal import CausalModel, right_padded
+from marl_runner.policies.causal import CausalModel, left_padded, right_padded
 from marl_runner.types import Row
 
 CHUNK_LOGITS = 2**24
@@ -30,8 +30,7 @@ def score(model: CausalModel, rows: Sequence[Row], share: bool) -> torch.Tensor:
     T = int(num_tokens.max())
     real = torch.arange(T, device=model.device) < num_tokens.unsqueeze(1)
     token_ids = right_padded([completion.token_ids for _, completion in rows], model.device)[0][real]
-    first_prompt = torch.tensor([rows[0][0].token_ids], device=model.device)
-    if not model.head_is_plain(first_prompt):
+    if not has_plain_head(model, rows):
         scored = token_log_probs(logits_at(model, rows, real), token_ids)
     else:
         hidden = shared_hidden(model, rows, real) if share else hidden_at(model, rows, real)
@@ -43,7 +42,12 @@ def shares(model: CausalModel, rows: Sequence[Row]) -> bool:
     """Whether reading each prompt once is worth while, and possible."""
     lengths = [len(prompt.token_ids) for prompt, _ in rows]
     saved = sum(lengths) - sum(len(ids) for ids in {prompt.token_ids for prompt, _ in rows})
-    return saved >= SHARE_FROM and model.shares_prompts
+    return saved >= SHARE_FROM and model.shares_prompts and has_plain_head(model, rows)
+
+
+def has_plain_head(model: CausalModel, rows: Sequence[Row]) -> bool:
+    """Whether the output layer can be computed apart; tried on the first prompt."""
+    return model.head_is_plain(torch.tensor([rows[0][0].token_ids], device=model.device))
 
 
 def num_scored_tokens(rows: Sequence[Row], share: bool) -> int:
@@ -80,10 +84,9 @@ def shared_hidden(model: CausalModel, rows: Sequence[Row], real: torch.Tensor) -
     """[M, width] as `hidden_at` has them, each prompt read once: gradients of its completions meet in its cache."""
     prompts = list(dict.fromkeys(prompt.token_ids for prompt, _ in rows))
     prompt_of_row = torch.tensor([prompts.index(prompt.token_ids) for prompt, _ in rows], device=model.device)
-    prompt_ids, prompt_mask = right_padded(prompts, model.device)
+    prompt_ids, prompt_mask = left_padded(prompts, model.device)  # right before the completions
     cache = DynamicCache(config=model.model.config)
-    hidden = model.hidden(prompt_ids, prompt_mask, cache)
-    last = hidden[torch.arange(len(prompts), device=model.device), prompt_mask.sum(dim=1) - 1][prompt_of_row]
+    last = model.hidden(prompt_ids, prompt_mask, cache)[:, -1][prompt_of_row]
     # The last token of a completion predicts nothing that is scored.
     completion_ids, mask = right_padded([completion.token_ids[:-1] for _, completion in rows], model.device)
     states = last.unsqueeze(1)
@@ -108,4 +111,7 @@ def head_log_probs(head: Any, hidden: torch.Tensor, token_ids: torch.Tensor) -> 
     if len(token_ids) <= size:
         return log_probs(hidden, token_ids)
     chunks = zip(torch.split(hidden, size), torch.split(token_ids, size), strict=True)
-    return torch.cat([checkpoint(log_probs, states, ids, use_reentrant=False) for states, ids in chunks])
+    return torch.cat(
+        # Nothing random is computed again, and the global random stream is not this thread's alone.
+        [checkpoint(log_probs, states, ids, use_reentrant=False, preserve_rng_state=False) for states, ids in chunks]
+    )

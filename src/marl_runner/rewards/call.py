@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -54,6 +55,7 @@ class RewardCaller:
         offered = CONTEXT if "batch_item" in signature.parameters else GIVEN_BY_COMLRL
         self._context = set(accepted_context(signature, dict.fromkeys(offered)))
         self._keywords = completion_keywords(signature, num_agents, self.name)
+        self._lock = threading.Lock()  # reward workers count together
         self.num_calls = 0
         self.num_nonfinite = 0
 
@@ -69,7 +71,8 @@ class RewardCaller:
         Raises:
             RewardError: The function raised, or did not return one finite number.
         """
-        self.num_calls += 1
+        with self._lock:
+            self.num_calls += 1
         row = task.row()
         offered: Mapping[str, Any] = {"prompts": [prompt], "batch_items": [row], "batch_item": row}
         context = {name: offered[name] for name in self._context}
@@ -96,7 +99,8 @@ class RewardCaller:
                 f"reward {self.name} returned {reward} ({where}); fix it, return None to abstain, "
                 "or set trainer.nonfinite_reward=abstain"
             )
-        self.num_nonfinite += 1
+        with self._lock:
+            self.num_nonfinite += 1
         return None
 
     def _processed(self, reward: float, processor: Callable[[float], float], where: str) -> float | None:

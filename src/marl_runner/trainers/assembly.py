@@ -12,7 +12,6 @@ import torch
 
 from marl_runner.advantage_modes import ADVANTAGE_MODES
 from marl_runner.advice import mode_name
-from marl_runner.allocator import keep_freed_memory
 from marl_runner.compat import float32_advantages
 from marl_runner.counts import max_updates
 from marl_runner.credit import CreditRules, exact_advantages
@@ -58,7 +57,6 @@ def load_team(
     """
     devices = resolve_devices(config.agent_devices, len(sources), "agent_devices")
     if any(device.type == "cpu" for device in devices):
-        keep_freed_memory()
         warn_slow_bf16(config)
     check_shared_devices(sources, devices)
     models = [load_source(source, loading, device) for source, device in zip(sources, devices, strict=True)]
@@ -89,18 +87,17 @@ def warn_slow_bf16(config: MAGRPOConfig) -> None:
         )
 
 
-def concurrency(learners: Sequence[Learner], config: MAGRPOConfig) -> tuple[int, int | None]:
-    """How many learners run at the same time, and how many CPU cores they divide, if they do.
+def concurrency(learners: Sequence[Learner], config: MAGRPOConfig) -> tuple[int, bool]:
+    """How many learners run at the same time, and whether they share one CPU's cores.
 
     Small matrix products gain less from a second core than a second agent does. Policies of the user's own run one
     after the other unless `parallel_training=mp` asks for more: they may not be made for threads.
     """
     if config.parallel_training == "mp":
-        return len(learners), None
+        return len(learners), False
     agents = [agent for learner in learners for agent in learner.agents]
-    cores = torch.get_num_threads()
     ours_on_cpu = all(isinstance(agent.policy, HFPolicy) and agent.policy.device.type == "cpu" for agent in agents)
-    return (min(cores, len(learners)), cores) if ours_on_cpu else (1, None)
+    return (min(torch.get_num_threads(), len(learners)), True) if ours_on_cpu else (1, False)
 
 
 def load_source(source: Source, loading: Mapping[str, Any], device: torch.device) -> Any:
