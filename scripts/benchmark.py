@@ -1,7 +1,7 @@
 """Measures marl-runner against comlrl 1.4.3, and TRL where it can do the job, and writes docs/performance.md.
 
-    pip install -e ".[parity,bench]" && python scripts/get_smollm2.py
-    python scripts/benchmark.py --output docs/performance.md          (about an hour on two cores, alone)
+    pip install -e ".[parity,bench,smollm2]" && python scripts/get_smollm2.py
+    python scripts/benchmark.py --output docs/performance.md          (about an hour and a half, alone on two cores)
     python scripts/benchmark.py --jobs k4 --repetitions 3             (one row, to the screen)
 
 Every measurement is a process of its own; the sides alternate, and a row is the median of its repetitions. Nothing
@@ -63,7 +63,13 @@ def main() -> None:
             page.append(line)
         page.append("")
     if arguments.output is not None:
-        arguments.output.write_text("\n".join(page).rstrip() + "\n")
+        arguments.output.write_text("\n".join([*page, *notes(arguments.output)]).rstrip() + "\n")
+
+
+def notes(page: Path) -> list[str]:
+    """What a person wrote at the end of the last page, from its heading "Notes" on."""
+    lines = page.read_text().splitlines() if page.is_file() else []
+    return lines[lines.index("## Notes") :] if "## Notes" in lines else []
 
 
 def head(machine: Machine) -> list[str]:

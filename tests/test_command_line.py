@@ -234,8 +234,9 @@ def test_a_signal_ends_the_run_as_preempted_though_a_reward_swallows_exceptions(
 
 
 @pytest.mark.slow
-def test_sigterm_from_outside_ends_a_sleeping_reward_and_every_process_within_seconds():
-    options = reward("    open('started', 'w').close()\n    time.sleep(120)\n")
+@pytest.mark.parametrize("where", [[], ["reward.num_workers=2", "trainer.eval_interval=0"]], ids=["alone", "workers"])
+def test_sigterm_from_outside_ends_a_sleeping_reward_and_every_process_within_seconds(where):
+    options = [*reward("    open('started', 'w').close()\n    time.sleep(120)\n"), *where]
     run = subprocess.Popen(
         [MARL_TRAIN, *TINY, *options, "hydra.run.dir=run"], stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -656,3 +656,15 @@ def test_an_advantage_mode_of_the_users_needs_a_name(package, configs):
     assert algorithm_name(cfg) == "mine"
     sentence = "advantage_mode._target_=my_rewards.Nameless needs a `name`, as every mode has"
     assert rule_broken(configs, "advantage_mode={_target_: my_rewards.Nameless}") == sentence
+
+
+def own_pool(*completions_N, num_workers=4):
+    return [0.0]
+
+
+def test_a_reward_whose_parameter_is_called_like_the_run_s_own_setting_is_refused():
+    node = OmegaConf.create({"_target_": "test_configuration.own_pool", "num_workers": 2})
+    with pytest.raises(
+        ConfigError, match=r"reward.num_workers is a setting of the run: give the parameter of test_con"
+    ):
+        check_option("reward", node)

@@ -13,6 +13,7 @@ import math
 import platform
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -538,6 +539,24 @@ def test_the_cores_are_divided_among_the_agents_while_they_run():
         team = team_of(3, 2, share_cores=True)
         assert team.map_agents(lambda agent: torch.get_num_threads()) == [2, 2, 2]
         assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_agents_on_one_cpu_update_one_after_the_other_on_all_cores_and_those_on_their_own_devices_together():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for share_cores, names in ((True, {threading.current_thread().name}), (False, {"learner_0", "learner_1"})):
+            team, barrier = team_of(2, 2, share_cores), threading.Barrier(1 if share_cores else 2, timeout=20)
+
+            def seen(learner, barrier=barrier):
+                barrier.wait()
+                return threading.current_thread().name, torch.get_num_threads()
+
+            told = team.map_learners(seen, team.learners)
+            assert {name for name, _ in told} == names
+            assert {threads for _, threads in told} == {2}
     finally:
         torch.set_num_threads(before)
 

@@ -728,9 +728,9 @@ def live_tensors():
     return len(alive), sum(tensor.untyped_storage().nbytes() for tensor in alive)
 
 
-@pytest.mark.parametrize(("micro_batch_tokens", "num_passes"), [(1, 4), (20, 2), (30, 2)])
+@pytest.mark.parametrize(("micro_batch_tokens", "num_passes"), [(1, 2), (20, 2), (40, 1)])
 def test_the_gradient_of_micro_batches_is_that_of_one_pass(micro_batch_tokens, num_passes):
-    """Rows of 4 + (2, 6, 3, 3) tokens take part: 20 are two rows of 10, 30 three of 10."""
+    """Rows of 4 + (2, 6, 3, 3) tokens take part: two of at most 10 are always allowed, 40 hold all four."""
     policy = tiny_policy()
     prompt = prompt_of("jab.")
     completions = [completion_of(ids) for ids in ((A, EOS), (J, A, DOT, A, 9, EOS), (5, 6, 7), (EOS,), (BOS, A, EOS))]

@@ -77,8 +77,8 @@ class MAGRPOConfig:
         compat: None, or "comlrl-1.4" to reproduce that version's results (last token unscored, one optimiser
             step per turn and minibatch, discount ignored, advantages in float32).
         max_rollout_rows: Most completions sampled in one batch, >= num_generations.
-        micro_batch_tokens: Tokens of one forward and backward pass of the update, >= 1; None is 512 on a CPU and
-            8192 elsewhere.
+        micro_batch_tokens: Tokens of one forward and backward pass of the update, >= 1, or what two completions
+            take; None is 512 on a CPU and 8192 elsewhere.
         max_prompt_tokens: Longest prompt, >= 1; None is what the model's context leaves.
         overlong_prompt: "error", "drop" (the task, or the branch) or "truncate" (keeps the tail).
         nonfinite_reward: "error", or "abstain" to leave NaN and infinite rewards out and count them.

@@ -1,7 +1,8 @@
 """Independent random streams, all derived from the one seed of a run.
 
-Each use has its own stream ("sample/0", "eval/1", "update/0", "shuffle"), so that no use can shift another:
-evaluating more often, or adding an agent, leaves every other stream as it was.
+Each use has its own stream, and sampling one for each agent, task and branch ("sample/0/17/2" is agent 0's second turn
+in the run's 18th task after joint action 2; "eval/…", "update/0", "shuffle"), so that no use can shift another:
+evaluating more often, adding an agent, or sampling more tasks at once leaves every other stream as it was.
 """
 
 from __future__ import annotations

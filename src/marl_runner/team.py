@@ -72,7 +72,7 @@ class Team:
         agents: In order of their index.
         learners: Every agent is in one of them.
         concurrency: Learners that run at the same time, each in a thread of its own.
-        share_cores: They compute on one CPU: torch's threads are divided among them while they run.
+        share_cores: They compute on one CPU: torch's threads are divided among those that run at the same time.
     """
 
     def __init__(
@@ -84,31 +84,38 @@ class Team:
         self._concurrency = concurrency
         self._share_cores = share_cores
 
-    def map_learners(
-        self, work: Callable[[Learner], Result], learners: Sequence[Learner] | None = None
-    ) -> list[Result]:
-        """Applies `work` to the given learners (default all) and returns the results in their order.
+    def map_learners(self, work: Callable[[Learner], Result], learners: Sequence[Learner]) -> list[Result]:
+        """Applies `work` to the given learners and returns the results in their order.
 
-        An exception of one learner is raised after the others have ended.
+        Those that share one CPU take turns, each on all cores: hardly slower for work as large as an update, and the
+        memory of one at a time. An exception of one learner is raised after the others have ended.
         """
-        chosen = self.learners if learners is None else list(learners)
-        if self._pool is None or len(chosen) == 1:
-            return [work(learner) for learner in chosen]
+        return self._mapped(work, learners, together=not self._share_cores)
+
+    def map_agents(self, work: Callable[[Agent], Result]) -> list[Result]:
+        """Applies `work` to every agent, at the same time where they may, and returns the results in their order.
+
+        Agents of one learner take turns. For work that waits for memory, as sampling does: a second core then serves
+        a second agent better than it does the first.
+        """
+        results_by_learner = self._mapped(
+            lambda learner: {agent.index: work(agent) for agent in learner.agents}, self.learners, together=True
+        )
+        results = {index: result for results_N in results_by_learner for index, result in results_N.items()}
+        return [results[agent.index] for agent in self.agents]
+
+    def _mapped(self, work: Callable[[Learner], Result], learners: Sequence[Learner], together: bool) -> list[Result]:
+        if self._pool is None or not together or len(learners) == 1:
+            return [work(learner) for learner in learners]
         cores = torch.get_num_threads()
         share = max(1, cores // self._concurrency) if self._share_cores else cores
         try:
-            futures = [self._pool.submit(on_share, share, work, learner) for learner in chosen]
+            futures = [self._pool.submit(on_share, share, work, learner) for learner in learners]
             for future in futures:
                 future.exception()
         finally:
             torch.set_num_threads(cores)
         return [future.result() for future in futures]
-
-    def map_agents(self, work: Callable[[Agent], Result]) -> list[Result]:
-        """Applies `work` to every agent and returns the results in their order; agents of one learner take turns."""
-        results_by_learner = self.map_learners(lambda learner: {agent.index: work(agent) for agent in learner.agents})
-        results = {index: result for results_N in results_by_learner for index, result in results_N.items()}
-        return [results[agent.index] for agent in self.agents]
 
     def save(self, folder: Path) -> None:
         """Writes each agent's model and tokenizer to `folder/agent_i`."""

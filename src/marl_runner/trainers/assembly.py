@@ -90,7 +90,7 @@ def warn_slow_bf16(config: MAGRPOConfig) -> None:
 def concurrency(learners: Sequence[Learner], config: MAGRPOConfig) -> tuple[int, bool]:
     """How many learners run at the same time, and whether they share one CPU's cores.
 
-    Small matrix products gain less from a second core than a second agent does. Policies of the user's own run one
+    Policies of the user's own run one
     after the other unless `parallel_training=mp` asks for more: they may not be made for threads.
     """
     if config.parallel_training == "mp":
