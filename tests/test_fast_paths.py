@@ -42,8 +42,8 @@ from transformers.generation.logits_process import (
 from marl_runner.errors import ConfigError, RolloutError
 from marl_runner.formatters.call import PromptFormatter
 from marl_runner.micro_batches import micro_batches
-from marl_runner.policies import decoding, scoring
-from marl_runner.policies.causal import CausalModel
+from marl_runner.policies import decoding, prefix, scoring
+from marl_runner.policies.causal import CausalModel, left_padded
 from marl_runner.policies.drawing import candidates, draw, uniforms
 from marl_runner.policies.hf import HFPolicy
 from marl_runner.policies.scripted import ScriptedPolicy
@@ -173,7 +173,9 @@ def drawn_alone(model, prompt, sampling, uniforms_T, end_ids):
     [Sampling(9, 1.0, 1.0, None), Sampling(9, 0.7, 0.8, 6), Sampling(9, 1.5, 0.9, None), Sampling(9, 1.0, 1.0, 4)],
     ids=["plain", "top_k_top_p", "top_p", "top_k"],
 )
-def test_a_batch_draws_token_by_token_what_each_row_draws_alone(family, sampling):
+@pytest.mark.parametrize("shared_from", [1, 10**9], ids=["prefix", "repeated"])
+def test_a_batch_draws_token_by_token_what_each_row_draws_alone(family, sampling, shared_from, monkeypatch):
+    monkeypatch.setattr(decoding, "SHARED_FROM", shared_from)
     policy = policy_of((FAMILIES | CAPPED)[family])
     # Many end tokens, so that rows leave the batch at every step.
     policy.end_ids = frozenset({EOS, 5, 9, 13})
@@ -383,6 +385,43 @@ def test_log_probs_and_gradients_are_those_of_one_row_at_a_time(family, share_fr
     # Recurrent layers, and softmax and normalisation of some models, compute in float32 whatever the weights are.
     assert torch.allclose(scored, naive, atol=1e-12 if family in FAMILIES else 1e-5)
     assert relative_difference(gradient_of(policy.model, scored), gradient_of(policy.model, naive)) < 1e-5
+
+
+def test_a_step_of_completions_that_share_their_prompts_is_that_of_a_repeated_cache():
+    """Two prompts padded to 7 tokens, three completions each; two of them leave after the second step."""
+    model = policy_of(FAMILIES["qwen3"])._causal
+    input_ids, mask = left_padded((PROMPTS[0], PROMPTS[3]), CPU)
+    with torch.no_grad():
+        (_, repeated), (_, shared) = (model.step(input_ids, mask, None) for _ in range(2))
+        repeated.batch_repeat_interleave(3)
+        rows = prefix.share_prompts(shared, 2, 3)
+        mask = mask.repeat_interleave(3, dim=0)
+        for step in range(4):
+            tokens = torch.arange(4, 4 + len(mask)).unsqueeze(1)
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+            expected, repeated = model.step(tokens, mask, repeated)
+            logits, shared = model.step(tokens, mask, shared)
+            assert torch.allclose(logits, expected, atol=1e-12)
+            if step == 1:
+                kept = torch.tensor([0, 3, 4, 5])
+                repeated.batch_select_indices(kept)
+                shared.batch_select_indices(kept)
+                rows.keep(kept)
+                mask = mask[kept]
+
+
+def test_which_models_read_a_prompt_once_while_sampling():
+    shared = {name: prefix.can_share(policy_of(config)._causal, (4, 5)) for name, config in (FAMILIES | CAPPED).items()}
+    assert shared == {
+        "llama": True,
+        "qwen2": True,
+        "qwen3": True,
+        "gpt2": True,
+        "gemma3": False,
+        "mistral": False,
+        "gpt_neo": False,
+        "gemma2": False,
+    }
 
 
 def test_prompts_are_shared_where_every_layer_keeps_all_it_saw():

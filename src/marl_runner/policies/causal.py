@@ -22,6 +22,7 @@ class CausalModel:
     Attributes:
         takes_positions: It takes position ids; one that does not may count padding as positions.
         cache_repeats: Its cache can be repeated for every completion, or was not seen yet.
+        shares_attention: Its attention can read a prompt once for several completions; None while not tried.
         generate_is_exact: transformers' generate() was seen to sample what the model gives.
     """
 
@@ -35,6 +36,7 @@ class CausalModel:
         self._takes_cache = self._cache_name in accepted
         self._head_is_plain: bool | None = None
         self.cache_repeats = True
+        self.shares_attention: bool | None = None
         self.generate_is_exact = False
 
     @property

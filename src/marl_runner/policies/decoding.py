@@ -1,4 +1,4 @@
-"""Sampling: each prompt is read once, its cache repeated for every completion, and rows that ended leave the batch.
+"""Sampling: each prompt is read once for all its completions, and rows that ended leave the batch.
 
 `generate()` of transformers reads the prompt once per completion, keeps ended rows to the end, fills every sampling
 field left unset from the checkpoint's generation_config, and draws from the global random stream. It is used only
@@ -19,6 +19,7 @@ from marl_runner.errors import RolloutError
 from marl_runner.loss import at_least_float32
 from marl_runner.policies.causal import CausalModel, Rows, left_padded, repeats
 from marl_runner.policies.drawing import draw
+from marl_runner.policies.prefix import SHARED_FROM, can_share, share_prompts
 from marl_runner.stopping import REQUEST
 from marl_runner.types import Sampling
 
@@ -78,7 +79,11 @@ def decode(model: CausalModel, request: Request) -> Sampled:
     if not repeats(cache):
         model.cache_repeats = False
         return decode_by_transformers(model, request)
-    cache.batch_repeat_interleave(K)
+    shared = None
+    if K > 1 and K * input_ids.shape[1] >= SHARED_FROM and can_share(model, request.prompts[0]):
+        shared = share_prompts(cache, len(request.prompts), K)
+    else:
+        cache.batch_repeat_interleave(K)
     logits, mask = logits.repeat_interleave(K, dim=0), mask.repeat_interleave(K, dim=0)
     batch = Batch(request, len(mask), model.device)
     for step in range(T):
@@ -89,6 +94,8 @@ def decode(model: CausalModel, request: Request) -> Sampled:
         if batch.num_going_on <= LEAVES * len(batch.rows):
             kept = batch.drop_ended()
             cache.batch_select_indices(kept)
+            if shared is not None:
+                shared.keep(kept)
             tokens, mask = tokens[kept], mask[kept]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         logits, cache = model.step(tokens.unsqueeze(1), mask, cache)
