@@ -309,6 +309,17 @@ def test_only_k_tokens_are_normalised_and_those_that_tie_with_the_last_of_them()
     assert candidates(logits, Sampling(1, 1.0, 1.0, 2))[1].tolist() == [[1, 2, 3]]
 
 
+@pytest.mark.parametrize("top_k", [None, 2])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("rows", [slice(1, 2), slice(0, 2)])
+@pytest.mark.parametrize("num_wrong", [1, 4])
+def test_logits_that_are_not_finite_are_refused_whatever_is_drawn_among(top_k, wrong, rows, num_wrong):
+    logits = torch.zeros(2, 4)
+    logits[rows, :num_wrong] = wrong
+    with pytest.raises(RolloutError, match="probabilities are not finite"):
+        draw(logits, Sampling(1, 1.0, 0.9, top_k), torch.tensor([0.5, 0.5], dtype=torch.float64))
+
+
 def test_a_row_draws_the_same_beside_a_row_whose_logits_tie():
     """Of 2 and 3, in this order, 2 has probability 1 / (1 + e) = 0.27; the other row keeps three tokens."""
     row, ties = [2.0, 3.0, 0.0, -1.0], [1.0, 1.0, 1.0, 0.0]

@@ -59,7 +59,8 @@ def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, 
     ids = None
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         least = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
-        ids = logits.topk(int((logits >= least).sum(dim=-1).max()), dim=-1).indices.sort(dim=-1).values
+        most = max(sampling.top_k, int((logits >= least).sum(dim=-1).max()))  # none is >= NaN
+        ids = logits.topk(most, dim=-1).indices.sort(dim=-1).values
         logits = logits.gather(1, ids)
         logits = logits.masked_fill(logits < least, -math.inf)
     if sampling.top_p < 1.0:
