@@ -9,6 +9,7 @@ Every completion is cut at the same number of tokens (no end token exists), so t
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import random
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from marl_runner.allocator import tune_allocator
 
 MEBIBYTE = 2**20
 
@@ -197,10 +200,8 @@ class Trainer:
 def ours(job: Job, models: list[Any], tokenizer: Any, epochs: int, phases: Phases) -> Trainer:
     """Training by marl-runner."""
     from marl_runner import MAGRPOConfig, MAGRPOTrainer, loop
-    from marl_runner.allocator import keep_freed_memory
     from marl_runner.tracking.options import Trackers
 
-    keep_freed_memory()  # as marl-train does
     trainer = MAGRPOTrainer(
         agents=models,
         tokenizer=tokenizer,
@@ -279,6 +280,8 @@ SIDES = {"ours": ours, "comlrl": comlrl, "trl": trl}
 
 def measure(side: str, job: Job, folder: Path, device: str, epochs: int) -> Measured:
     """Runs one job once."""
+    if side == "ours":
+        tune_allocator()  # as marl-train does, before the first tensor
     models, tokenizer = load(folder, job.num_agents)
     for model in models:
         model.to(device)
@@ -286,6 +289,7 @@ def measure(side: str, job: Job, folder: Path, device: str, epochs: int) -> Meas
     phases = Phases()
     trainer = SIDES[side](job, models, tokenizer, epochs, phases)
     make_states(trainer.optimizers)
+    give_back_freed_memory()
     # Without weights and states: the interpreter, the libraries, and what the trainer made.
     program = used_bytes(device) - (3 if trainer.optimizers else 1) * weights
     reset_peak(device)
@@ -312,6 +316,11 @@ def make_states(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                 parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def give_back_freed_memory() -> None:
+    """What the C library keeps of freed tensors is neither the program's nor the training's."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def used_bytes(device: str) -> int:

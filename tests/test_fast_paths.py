@@ -14,6 +14,7 @@ import platform
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -650,8 +651,8 @@ def test_policies_of_the_user_s_own_run_one_after_the_other():
 
 FREED = """
 import resource, torch
-from marl_runner.allocator import keep_freed_memory
-keep_freed_memory()
+from marl_runner.allocator import tune_allocator
+tune_allocator()
 for _ in range(20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(2**24)
@@ -664,6 +665,25 @@ def test_a_freed_tensor_s_memory_is_kept_for_the_next():
     """64 MiB are 16384 pages of 4 KiB, which would be asked for anew each time."""
     done = subprocess.run([sys.executable, "-c", FREED], check=True, capture_output=True, text=True)
     assert int(done.stdout) < 1000
+
+
+HUGE = """
+from pathlib import Path
+import torch
+from marl_runner.allocator import tune_allocator
+tune_allocator()
+kept = torch.ones(2**24)
+(line,) = (line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if "AnonHugePages" in line)
+print(line.split()[1])
+"""
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not HUGE_PAGES.is_file() or "[never]" in HUGE_PAGES.read_text(), reason="no huge pages here")
+def test_large_tensors_lie_in_huge_pages():
+    """64 MiB, but for the rims of the pages."""
+    done = subprocess.run([sys.executable, "-c", HUGE], check=True, capture_output=True, text=True)
+    assert int(done.stdout) > 32 * 1024
 
 
 # --- bfloat16 ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from transformers.utils.logging import disable_progress_bar
 
-from marl_runner.allocator import keep_freed_memory
+from marl_runner.allocator import tune_allocator
 from marl_runner.build import build_trainer, option
 from marl_runner.config import algorithm_name
 from marl_runner.metrics import reward_name
@@ -48,7 +48,7 @@ def run(cfg: DictConfig, path: Path) -> float | None:
             OmegaConf.save(cfg, path / "config.yaml", resolve=True)
             plain = OmegaConf.to_container(cfg, resolve=True)
             tracker = Trackers(option("tracking", cfg)(path, plain, group=sweep_name()))
-            keep_freed_memory()
+            tune_allocator()
             trainer = build_trainer(cfg, tracker)
             log.info("training %s in %s", trainer.algorithm, path)
             trainer.train()
