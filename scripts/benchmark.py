@@ -195,7 +195,7 @@ def scaling_table(arguments: argparse.Namespace, machine: Machine) -> Iterator[s
     yield "## Scaling"
     yield ""
     yield "Ours, one measurement each."
-    yield f"One axis at a time of {SCALED.num_agents} agents, K={SCALED.num_generations}, 1 turn, "
+    yield f"One axis at a time of {SCALED.num_agents} agents, K={SCALED.num_generations}, 1 turn,"
     yield f"{SCALED.prompt_tokens} prompt and {SCALED.new_tokens} new tokens, one prompt."
     yield ""
     yield "| axis | value | nodes | s | ms per trained token | peak MiB |"
@@ -215,6 +215,7 @@ def steps(arguments: argparse.Namespace, machine: Machine) -> Iterator[str]:
     """Peak memory after few and after 50 updates."""
     job = replace(SCALED, num_generations=2, new_tokens=16)
     few, many = (run("ours", job, arguments, epochs=epochs).peak_mib for epochs in (5, 50))
+    yield ""
     yield "## Memory over steps"
     yield ""
     yield f"Peak after 5 updates of each agent {few:.0f} MiB, after 50 {many:.0f} MiB."
