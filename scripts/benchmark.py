@@ -215,7 +215,6 @@ def steps(arguments: argparse.Namespace, machine: Machine) -> Iterator[str]:
     """Peak memory after few and after 50 updates."""
     job = replace(SCALED, num_generations=2, new_tokens=16)
     few, many = (run("ours", job, arguments, epochs=epochs).peak_mib for epochs in (5, 50))
-    yield ""
     yield "## Memory over steps"
     yield ""
     yield f"Peak after 5 updates of each agent {few:.0f} MiB, after 50 {many:.0f} MiB."
