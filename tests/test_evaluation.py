@@ -10,7 +10,12 @@ from marl_runner.policies.tiny import character_tokenizer, tiny_model
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import weights_sha256
 from marl_runner.trainers.magrpo import MAGRPOTrainer
+from marl_runner.types import Reward
 from scripted_team import endless, script, trainer_of
+
+
+def of_values(values_S_H, discount):
+    return evaluation_metrics([[Reward(value) for value in values_H] for values_H in values_S_H], discount)
 
 
 def config(**changes) -> MAGRPOConfig:
@@ -28,7 +33,7 @@ def eval_steps(recorder):
 
 def test_reward_and_reward_to_go_of_each_turn():
     # task 1: rewards 1, 2, 4; task 2: 10, 20, 40
-    metrics = evaluation_metrics([[1.0, 2.0, 4.0], [10.0, 20.0, 40.0]], discount=1.0)
+    metrics = of_values([[1.0, 2.0, 4.0], [10.0, 20.0, 40.0]], discount=1.0)
     assert metrics == {
         "eval/turn_1/reward_mean": 5.5,
         "eval/turn_2/reward_mean": 11.0,
@@ -40,18 +45,18 @@ def test_reward_and_reward_to_go_of_each_turn():
 
 
 def test_reward_to_go_is_discounted():
-    metrics = evaluation_metrics([[1.0, 2.0, 4.0]], discount=0.5)
+    metrics = of_values([[1.0, 2.0, 4.0]], discount=0.5)
     assert metrics["eval/turn_1/expected_return"] == 1 + 0.5 * (2 + 0.5 * 4)
 
 
 def test_abstained_rewards_never_poison_a_mean():
-    metrics = evaluation_metrics([[None, 2.0], [10.0, None], [4.0, 6.0]], discount=1.0)
+    metrics = of_values([[None, 2.0], [10.0, None], [4.0, 6.0]], discount=1.0)
     assert metrics["eval/turn_1/reward_mean"] == (10 + 4) / 2
     assert metrics["eval/turn_2/reward_mean"] == (2 + 6) / 2
     # only the third task has both rewards; turn 2 alone is known of the first too
     assert metrics["eval/turn_1/expected_return"] == 10.0
     assert metrics["eval/turn_2/expected_return"] == (2 + 6) / 2
-    assert evaluation_metrics([[None]], discount=1.0) == {}
+    assert of_values([[None]], discount=1.0) == {}
 
 
 def test_it_runs_before_each_multiple_of_the_interval_in_every_epoch_and_once_at_the_end():

@@ -228,7 +228,7 @@ def with_an_option(first, second, weight):
     ],
 )
 def test_a_reward_of_any_make_gets_its_arguments(function):
-    assert RewardCaller(function, num_agents=2)(["a", "b"], "Hi", TASK, "here") == 0.5
+    assert RewardCaller(function, num_agents=2)(["a", "b"], "Hi", TASK, "here").value == 0.5
 
 
 @pytest.mark.parametrize(

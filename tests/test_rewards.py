@@ -15,13 +15,17 @@ from marl_runner.rewards.length_ratio import LengthRatio
 from marl_runner.rewards.processors import RewardProcessors
 from marl_runner.rewards.registry import REWARDS, register_reward
 from marl_runner.settings import MAGRPOConfig
-from marl_runner.types import Task
+from marl_runner.types import Reward, Task
 from scripted_team import endless, trainer_of
 
 TASK = Task("3", {"prompt": "p", "answer": 42})
 
 
 def called(function, num_agents=2, texts=("a", "b"), **options):
+    return scored(function, num_agents, texts, **options).value
+
+
+def scored(function, num_agents=2, texts=("a", "b"), **options):
     return RewardCaller(function, num_agents, **options)(list(texts), "sent", TASK, "task 3, turn 1, joint action 0")
 
 
@@ -107,6 +111,7 @@ def test_numbers_of_any_library_are_accepted_and_detached(answer):
         ("0.5", 1, "returned str '0.5'"),
         (["0.5"], 1, "returned a list holding str '0.5'"),
         ({"reward": 1.0}, 1, "returned dict"),
+        ([{"reward": [1.0]}], 1, "returned the component 'reward' as list"),
         ({0.5}, 1, "returned set"),
         (None, 1, "returned NoneType"),
         ([[1.0]], 1, "returned a list holding list"),
@@ -142,7 +147,7 @@ def test_nan_and_infinity_are_errors_unless_they_abstain(value):
     with pytest.raises(RewardError, match=r"returned (nan|inf|-inf) \(task 3, turn 1, joint action 0\)"):
         called(lambda a, b: [value])
     caller = RewardCaller(lambda a, b: [value], 2, nonfinite="abstain")
-    assert caller(["a", "b"], "sent", TASK, "here") is None
+    assert caller(["a", "b"], "sent", TASK, "here") == Reward(None)
     assert caller.num_nonfinite == 1
 
 
@@ -162,7 +167,7 @@ def test_an_integer_beyond_the_float_range_is_an_error():
 
 
 def test_a_processor_that_returns_no_number_is_an_error():
-    with pytest.raises(RewardError, match=r"processor .* returned a list holding str"):
+    with pytest.raises(RewardError, match=r"processor .* returned str '1', expected a number"):
         called(lambda a, b: [1.0], processor=lambda reward: "1")
 
 
@@ -178,6 +183,62 @@ def test_an_exception_is_raised_with_name_and_place_and_called_once():
     assert calls == [1]
     assert isinstance(caught.value.__cause__, TypeError)
     assert "task 3, turn 1, joint action 0" in str(caught.value)
+
+
+def test_a_reward_may_be_the_sum_of_named_components():
+    # 0.5 + 1.0 = 1.5, times 100 by the processor; the components stay as they were returned
+    reward = scored(lambda a, b: [{"length": 0.5, "ratio": numpy.int64(1)}], processor=RewardProcessors.scale(100.0))
+    assert reward == Reward(150.0, {"length": 0.5, "ratio": 1.0})
+    assert all(type(value) is float for value in reward.components.values())
+
+
+def test_the_sum_of_components_is_rounded_once():
+    # one after the other, ten times 0.1 is 0.9999999999999999
+    assert called(lambda a, b: [{str(i): 0.1 for i in range(10)}]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"tests": None}, "returned the component 'tests': None .* to abstain, return None in place of the mapping"),
+        ({"tests": "1"}, "returned the component 'tests' as str '1', expected a number"),
+        ({"tests": [1.0]}, "returned the component 'tests' as list"),
+        ({3: 1.0}, "returned the component 3: 1.0"),
+        ({}, "returned a mapping without components"),
+    ],
+)
+def test_a_component_without_a_name_or_a_number_is_an_error(answer, message):
+    with pytest.raises(RewardError, match=message):
+        called(lambda a, b: [answer])
+
+
+def test_a_component_that_is_not_finite_is_an_error_or_abstains_with_all_components():
+    def broken(a, b):
+        return [{"length": 1.0, "ratio": math.nan}]
+
+    with pytest.raises(RewardError, match="returned nan"):
+        called(broken)
+    assert scored(broken, nonfinite="abstain") == Reward(None)
+
+
+def test_components_are_logged_per_turn_in_training_and_evaluation_and_written_with_the_tree():
+    # "ab" has a share of 1/2 of each letter: length 2, letter_a 1; rewards of both completions are the same
+    def letters(texts):
+        return [{"length": float(len(texts[0])), "letter_a": float(texts[0].count("a"))}]
+
+    cfg = MAGRPOConfig(num_agents=1, num_turns=1, num_generations=2, num_train_epochs=1, eval_num_samples=1)
+    rows = [{"prompt": "p"}]
+    scripts = [endless("ab")]
+    trainer, recorder = trainer_of(scripts, letters, cfg, rows=rows, eval_dataset=rows)
+    trainer.train()
+    by_kind = {event.kind: event.metrics for event in recorder.events}
+    assert by_kind["train"]["turn_1/reward/length"] == 2.0
+    assert by_kind["train"]["turn_1/reward/letter_a"] == 1.0
+    assert by_kind["train"]["turn_1/reward_mean"] == 3.0
+    assert by_kind["eval"]["eval/turn_1/reward/length"] == 2.0
+    assert by_kind["eval"]["eval/turn_1/reward/letter_a"] == 1.0
+    (_, root, _) = recorder.trees[0]
+    assert root.joint_actions_J[0].components == {"length": 2.0, "letter_a": 1.0}
 
 
 class Callable:

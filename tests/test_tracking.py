@@ -113,7 +113,7 @@ def test_a_rollout_is_the_whole_tree_with_returns_and_advantages_in_place(tmp_pa
         turn=0,
         prompts_N=(Prompt("ask 0", (1, 2)), Prompt("ask 1", (3,))),
         completions_N_K=((completion("a"), completion("b")), (completion("c"), completion("d"))),
-        joint_actions_J=(JointAction((0, 0), 1.0), JointAction((1, 1), None)),
+        joint_actions_J=(JointAction((0, 0), 1.0, {"tests": 0.75, "syntax": 0.25}), JointAction((1, 1), None)),
         children_J=(leaf(1, 3, 0.5),),
         env_step=2,
         returns_J=(1.0, 0.5),
@@ -147,7 +147,7 @@ def test_a_rollout_is_the_whole_tree_with_returns_and_advantages_in_place(tmp_pa
             [record("c", 1.0, 0.0), record("d", None, None)],
         ],
         "joint_actions": [
-            {"index": [0, 0], "reward": 1.0, "return": 1.0},
+            {"index": [0, 0], "reward": 1.0, "return": 1.0, "components": {"tests": 0.75, "syntax": 0.25}},
             {"index": [1, 1], "reward": None, "return": 0.5},
         ],
         "children": [child],

@@ -15,7 +15,7 @@ from marl_runner.rollout import RolloutEngine
 from marl_runner.sampling import sample_team
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.tasks import RepeatedTasks
-from marl_runner.types import Metrics, Prompt, Task, Turn
+from marl_runner.types import Metrics, Prompt, Reward, Task, Turn
 
 EvalLogger = Callable[..., Sequence[Mapping[str, Any]]]
 EvalAggregator = Callable[..., Mapping[str, float]]
@@ -28,7 +28,7 @@ class EvaluationPath:
         self.task = task
         self.place = place
         self.history: tuple[Turn, ...] = ()
-        self.rewards_H: list[float | None] = [None] * num_turns
+        self.rewards_H = [Reward(None)] * num_turns
         self.prompts_N: tuple[Prompt, ...] | None = None
 
 

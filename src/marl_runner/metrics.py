@@ -8,7 +8,7 @@ from statistics import mean
 from typing import get_args
 
 from marl_runner.phases import Phase
-from marl_runner.types import Metrics, Node, Sample, UpdateStats
+from marl_runner.types import Metrics, Node, Reward, Sample, UpdateStats
 
 
 def reward_name(turn: int) -> str:
@@ -19,6 +19,11 @@ def reward_name(turn: int) -> str:
 def return_name(turn: int) -> str:
     """Metric of the mean return of a turn, counted from 0."""
     return f"turn_{turn + 1}/expected_return"
+
+
+def component_name(turn: int, component: str) -> str:
+    """Metric of the mean of one component of a turn's rewards, the turn counted from 0."""
+    return f"turn_{turn + 1}/reward/{component}"
 
 
 def zero_signal_name(agent: int) -> str:
@@ -50,6 +55,8 @@ class TrainWindow:
                 self._abstained += 1
                 continue
             self._values[reward_name(node.turn)].append(action.reward)
+            for component, number in action.components.items():
+                self._values[component_name(node.turn, component)].append(number)
             if value is not None:
                 self._values[return_name(node.turn)].append(value)
         for agent, completions_K in enumerate(node.completions_N_K):
@@ -89,29 +96,32 @@ def update_metrics(stats_N: Sequence[UpdateStats]) -> Metrics:
     return metrics
 
 
-def evaluation_metrics(rewards_S_H: Sequence[Sequence[float | None]], discount: float) -> Metrics:
-    """Mean reward and mean reward-to-go of each turn over evaluated tasks.
+def evaluation_metrics(rewards_S_H: Sequence[Sequence[Reward]], discount: float) -> Metrics:
+    """Mean reward, components and reward-to-go of each turn over evaluated tasks.
 
     Args:
-        rewards_S_H: Per task, the reward of each turn; None where it abstained or the path ended.
+        rewards_S_H: Per task, the reward of each turn; its value is None where it abstained or the path ended.
         discount: Weight of the next turn.
 
     Returns:
-        `eval/turn_k/reward_mean` over the tasks that have it, and `eval/turn_k/expected_return` over the
-        tasks that have every reward from turn k on.
+        `eval/turn_k/reward_mean` and `eval/turn_k/reward/<component>` over the tasks that have it, and
+        `eval/turn_k/expected_return` over the tasks that have every reward from turn k on.
     """
     rewards: dict[int, list[float]] = defaultdict(list)
+    components: dict[tuple[int, str], list[float]] = defaultdict(list)
     returns: dict[int, list[float]] = defaultdict(list)
     for rewards_H in rewards_S_H:
         to_go: float | None = 0.0
-        for turn in reversed(range(len(rewards_H))):
-            reward = rewards_H[turn]
-            if reward is not None:
-                rewards[turn].append(reward)
-            to_go = None if reward is None or to_go is None else reward + discount * to_go
+        for turn, reward in reversed(list(enumerate(rewards_H))):
+            if reward.value is not None:
+                rewards[turn].append(reward.value)
+                for component, number in reward.components.items():
+                    components[turn, component].append(number)
+            to_go = None if reward.value is None or to_go is None else reward.value + discount * to_go
             if to_go is not None:
                 returns[turn].append(to_go)
     named = {reward_name(turn): values for turn, values in sorted(rewards.items())}
+    named |= {component_name(turn, component): values for (turn, component), values in sorted(components.items())}
     named |= {return_name(turn): values for turn, values in sorted(returns.items())}
     return {f"eval/{name}": mean(values) for name, values in named.items()}
 

@@ -21,9 +21,9 @@ from marl_runner.sampling import fit_prompt, sample_team
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import Team
 from marl_runner.transitions.call import TransitionCaller
-from marl_runner.types import Completion, JointAction, JointMode, Node, Prompt, Sampling, Task, Turn
+from marl_runner.types import Completion, JointAction, JointMode, Node, Prompt, Reward, Sampling, Task, Turn
 
-Score = Callable[[], float | None]
+Score = Callable[[], Reward]
 """Returns the reward of one joint action, as soon as it is known."""
 
 
@@ -168,7 +168,7 @@ class RolloutEngine:
             with self.clock.timed("reward"):
                 for node, score_J in zip(level, scores, strict=True):
                     pairs = zip(self._index_J, score_J, strict=True)
-                    node.joint_actions_J = tuple(JointAction(index_N, score()) for index_N, score in pairs)
+                    node.joint_actions_J = tuple(joint_action(index_N, score()) for index_N, score in pairs)
         except BaseException:
             if self._workers is not None:
                 self._workers.shutdown(wait=False, cancel_futures=True)
@@ -219,6 +219,11 @@ class RolloutEngine:
         threshold = self.config.early_termination_threshold
         scored = [action.reward for action in node.joint_actions_J if action.reward is not None]
         return threshold is not None and bool(scored) and mean(scored) > threshold
+
+
+def joint_action(index_N: tuple[int, ...], reward: Reward) -> JointAction:
+    """A scored joint action."""
+    return JointAction(index_N, reward.value, reward.components)
 
 
 def numbered(node: OpenNode, env_step: int) -> tuple[Node, int]:

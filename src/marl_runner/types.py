@@ -65,11 +65,25 @@ Row = tuple[Prompt, Completion]
 
 
 @dataclass(frozen=True)
+class Reward:
+    """What a reward function says of one joint action.
+
+    Attributes:
+        value: The number that is trained on; None where the reward abstained.
+        components: The named parts whose sum it is before the reward processor; none if it names none.
+    """
+
+    value: float | None
+    components: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class JointAction:
-    """One completion index per agent, with its shared reward; None when the reward abstained."""
+    """One completion index per agent, with its shared reward (None when it abstained) and the reward's components."""
 
     index_N: tuple[int, ...]
     reward: float | None
+    components: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

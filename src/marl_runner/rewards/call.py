@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from marl_runner.errors import ConfigError, RewardError
 from marl_runner.hooks import POSITIONAL, accepted_context, hook_name, raised, signature_of
 from marl_runner.stopping import REQUEST
-from marl_runner.types import Task
+from marl_runner.types import Reward, Task
 
 GIVEN_BY_COMLRL = ("prompts", "batch_items")
 CONTEXT = (*GIVEN_BY_COMLRL, "batch_item")
@@ -29,8 +29,9 @@ class RewardCaller:
     """A reward function bound to a team.
 
     Args:
-        function: `reward(*completions_per_agent, prompts=…, batch_items=…, batch_item=…) -> list of numbers`; the
-            keywords are passed only if it names them (lists of one, and the row itself), the lists to `**kwargs` too.
+        function: `reward(*completions_per_agent, prompts=…, batch_items=…, batch_item=…) -> list of numbers`, or of
+            mappings from a component's name to its number, whose sum is the reward; the keywords are passed only if
+            it names them (lists of one, and the row itself), the lists to `**kwargs` too.
         num_agents: Completion arguments it must take.
         processor: Applied to every reward that is not None.
         nonfinite: "error" raises at NaN and infinity; "abstain" turns them into None and counts them.
@@ -59,8 +60,8 @@ class RewardCaller:
         self.num_calls = 0
         self.num_nonfinite = 0
 
-    def __call__(self, actions_N: Sequence[str], prompt: str, task: Task, where: str) -> float | None:
-        """The processed reward of one joint action, or None if it abstains.
+    def __call__(self, actions_N: Sequence[str], prompt: str, task: Task, where: str) -> Reward:
+        """The reward of one joint action, its value processed, its components as they are.
 
         Args:
             actions_N: Each agent's text.
@@ -89,19 +90,20 @@ class RewardCaller:
         REQUEST.check()
         return self._checked(checked_rewards(answer, 1, self.name, where)[0], where)
 
-    def _checked(self, reward: float | None, where: str) -> float | None:
-        if reward is not None and self._processor is not None and math.isfinite(reward):
-            reward = self._processed(reward, self._processor, where)
-        if reward is None or math.isfinite(reward):
-            return reward
+    def _checked(self, reward: Reward, where: str) -> Reward:
+        value = reward.value
+        if value is not None and self._processor is not None and math.isfinite(value):
+            value = self._processed(value, self._processor, where)
+        if value is None or math.isfinite(value):
+            return Reward(value, reward.components)
         if self._nonfinite == "error":
             raise RewardError(
-                f"reward {self.name} returned {reward} ({where}); fix it, return None to abstain, "
+                f"reward {self.name} returned {value} ({where}); fix it, return None to abstain, "
                 "or set trainer.nonfinite_reward=abstain"
             )
         with self._lock:
             self.num_nonfinite += 1
-        return None
+        return Reward(None)
 
     def _processed(self, reward: float, processor: Callable[[float], float], where: str) -> float | None:
         name = f"processor {hook_name(processor)}"
@@ -109,7 +111,7 @@ class RewardCaller:
             answer = processor(reward)
         except Exception as error:
             raise RewardError(f"{name} raised {raised(error)} ({where}, reward {reward})") from error
-        return checked_rewards([answer], 1, name, where)[0]
+        return _number(answer, f"{name} returned", "a number", where)
 
 
 def completion_keywords(signature: inspect.Signature, num_agents: int, name: str) -> list[str] | None:
@@ -138,11 +140,12 @@ def completion_keywords(signature: inspect.Signature, num_agents: int, name: str
     return [p.name for p in required] if context else None
 
 
-def checked_rewards(answer: Any, num_joint_actions: int, name: str, where: str) -> list[float | None]:
-    """Turns what a reward function returned into one float, or None, per joint action.
+def checked_rewards(answer: Any, num_joint_actions: int, name: str, where: str) -> list[Reward]:
+    """Turns what a reward function returned into one reward per joint action.
 
-    Lists, tuples, tensors and numpy arrays of the right length are accepted, with ints, bools and scalars of
-    those libraries as entries; tensors are detached. NaN and infinity pass; the caller decides about them.
+    Lists, tuples, tensors and numpy arrays of the right length are accepted, with ints, bools, scalars of those
+    libraries, None and mappings of named components as entries; tensors are detached. NaN and infinity pass; the
+    caller decides about them.
 
     Raises:
         RewardError: Anything else, naming the function, what it returned and what was expected.
@@ -158,20 +161,35 @@ def checked_rewards(answer: Any, num_joint_actions: int, name: str, where: str) 
         )
     if len(values) != num_joint_actions:
         raise RewardError(f"reward {name} returned {len(values)} values, expected {expected} ({where})")
-    return [_number(value, name, expected, where) for value in values]
+    return [_reward(value, name, expected, where) for value in values]
 
 
-def _number(value: Any, name: str, expected: str, where: str) -> float | None:
+def _reward(value: Any, name: str, expected: str, where: str) -> Reward:
+    """One entry of a reward function's answer: a number, None, or the named components of a number."""
+    if not isinstance(value, Mapping):
+        return Reward(_number(value, f"reward {name} returned a list holding", expected, where))
+    components: dict[str, float] = {}
+    for component, part in value.items():
+        number = _number(part, f"reward {name} returned the component {component!r} as", "a number", where)
+        if not isinstance(component, str) or number is None:
+            raise RewardError(
+                f"reward {name} returned the component {component!r}: {_short(part)} ({where}); a component has a name "
+                "and a number; to abstain, return None in place of the mapping"
+            )
+        components[component] = number
+    if not components:
+        raise RewardError(f"reward {name} returned a mapping without components, expected {expected} ({where})")
+    return Reward(math.fsum(components.values()), components)
+
+
+def _number(value: Any, returned: str, expected: str, where: str) -> float | None:
     scalar = value.tolist() if isinstance(value, ArrayLike) else value
     if scalar is None:
         return None
     if isinstance(scalar, int) and abs(scalar) > sys.float_info.max:
-        raise RewardError(f"reward {name} returned an integer beyond the float range ({where})")
+        raise RewardError(f"{returned} an integer beyond the float range ({where})")
     if not isinstance(scalar, (int, float)):
-        raise RewardError(
-            f"reward {name} returned a list holding {type(value).__name__} {_short(value)}, "
-            f"expected {expected} ({where})"
-        )
+        raise RewardError(f"{returned} {type(value).__name__} {_short(value)}, expected {expected} ({where})")
     return float(scalar)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_runner.errors import NumericalError
-from marl_runner.types import Completion, Event, Node, Progress, Sample, Task
+from marl_runner.types import Completion, Event, JointAction, Node, Progress, Sample, Task
 
 _BLOCK_BYTES = 65536
 
@@ -88,15 +88,24 @@ def _tree(node: Node, samples: Mapping[tuple[int, int], Sample]) -> dict[str, An
             for agent, completions_K in enumerate(node.completions_N_K)
         ],
         "joint_actions": [
-            {
-                "index": list(action.index_N),
-                "reward": _finite("reward", action.reward, step),
-                "return": _finite("return", joint_return, step),
-            }
+            _joint_action(action, joint_return, step)
             for action, joint_return in zip(node.joint_actions_J, returns_J, strict=True)
         ],
         "children": [_tree(child, samples) for child in node.children_J],
     }
+
+
+def _joint_action(action: JointAction, joint_return: float | None, env_step: int) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "index": list(action.index_N),
+        "reward": _finite("reward", action.reward, env_step),
+        "return": _finite("return", joint_return, env_step),
+    }
+    if action.components:
+        record["components"] = {
+            name: _finite(f"component {name}", value, env_step) for name, value in action.components.items()
+        }
+    return record
 
 
 def _completions(completions_K: Sequence[Completion], sample: Sample | None, env_step: int) -> list[dict[str, Any]]:
