@@ -142,7 +142,7 @@ def test_a_finished_run_ends_with_0_and_says_where_it_is():
         (["+trainer.num_generatons=4"], "unknown key trainer.num_generatons; nearest: trainer.num_generations"),
         (["trainer.num_turns=2"], "trainer.num_turns=2 needs a transition: "),
         (["agents=null"], "agents=null: agents takes the name of one option (valid: pretrained, smollm2, tiny)"),
-        (["experiment=null"], "experiment=null: experiment takes the name of one option (valid: smollm2_story), or "),
+        (["experiment=null"], "experiment=null: experiment takes the name of one option (valid: arxiv_qwen3, "),
         (["+hydra.foo=1"], "unknown key hydra.foo; nearest: hydra."),
         (["--config-dir=nowhere"], "Additional config directory '"),
         (["agents=pretrained", "agents.model=a,b"], "agents.model=a,b is several values: add -m to run each, or quo"),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 
 import numpy
 import pytest
 import torch
 
+from commands import TINY, marl_train
 from marl_runner.errors import ConfigError, RewardError
 from marl_runner.rewards.call import RewardCaller, checked_rewards
 from marl_runner.rewards.length_ratio import LengthRatio
 from marl_runner.rewards.processors import RewardProcessors
 from marl_runner.rewards.registry import REWARDS, register_reward
+from marl_runner.rewards.weighted import Weighted
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.types import Reward, Task
 from scripted_team import endless, trainer_of
@@ -298,3 +301,98 @@ def test_a_reward_that_changes_the_row_does_not_change_the_dataset():
     trainer.train()
     assert rows == [{"prompt": "p", "answer": 1, "nested": {"calls": 0}}]
     assert {a.reward for _, root, _ in recorder.trees for a in root.joint_actions_J} == {2.0}
+
+
+# Several rewards with their weights
+
+
+def test_a_weighted_reward_by_hand():
+    # 0.5 * 1 (2 characters to 1 is in the range) + 2 * (0.25 - 1), by components where there are some
+    reward = Weighted(
+        {"length": LengthRatio(2.0, 3.0), "levels": lambda first, second: [{"a": 0.25, "b": -1}]},
+        {"length": 0.5, "levels": 2.0},
+    )
+    scored_once = scored(reward, texts=("a", "bb"))
+    assert scored_once == Reward(-1.0, {"length": 0.5, "levels/a": 0.5, "levels/b": -2.0})
+
+
+def test_a_weighted_reward_gives_each_the_context_that_it_names():
+    reward = Weighted(
+        {
+            "row": lambda first, second, batch_item: [batch_item["answer"]],
+            "prompt": lambda first, second, *, prompts, batch_items: [len(prompts[0]) + batch_items[0]["answer"]],
+            "between": lambda first, prompts, second: [len(first[0]) + len(prompts[0]) + len(second[0])],
+        },
+        {"row": 1.0, "prompt": 10.0, "between": 100.0},
+    )
+    # 42 + 10 * (len("sent") + 42) + 100 * (1 + 4 + 2)
+    assert called(reward, texts=("a", "bb")) == 42 + 460 + 700
+
+
+def test_a_weighted_reward_abstains_where_one_of_them_does():
+    reward = Weighted({"a": lambda x, y: [1.0], "b": lambda x, y: [None]}, {"a": 1.0, "b": 1.0})
+    assert scored(reward) == Reward(None)
+
+
+def test_a_weighted_reward_names_the_one_that_returns_something_else():
+    reward = Weighted({"mine": lambda x, y: "1"}, {"mine": 1.0})
+    with pytest.raises(RewardError, match=r"reward mine returned str '1', expected a list of 1 number"):
+        called(reward)
+
+
+class Declaring:
+    reward_range = (-1.0, 3.0)
+    required_fields = ("tests", "prompt")
+    min_agents = 3
+
+    def __init__(self):
+        self.started = 0
+
+    def start(self):
+        self.started += 1
+
+    def check_row(self, row):
+        return "is bad" if row["prompt"] == "bad" else ""
+
+    def __call__(self, *texts):
+        return [0.0]
+
+
+def test_a_weighted_reward_declares_what_its_parts_declare():
+    part = Declaring()
+    reward = Weighted({"a": LengthRatio(2.0, 3.0), "b": part}, {"a": 0.5, "b": -2.0})
+    # [0, 1] * 0.5 and [-1, 3] * -2, which is [-6, 2]
+    assert reward.reward_range == (0.0 - 6.0, 0.5 + 2.0)
+    assert reward.required_fields == ("tests", "prompt")
+    assert reward.min_agents == 3
+    assert (reward.check_row({"prompt": "bad"}), reward.check_row({"prompt": "good"})) == ("is bad", "")
+    reward.start()
+    assert part.started == 1
+    assert Weighted({"a": part, "b": lambda x, y: [0]}, {"a": 1.0, "b": 1.0}).reward_range is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "message"),
+    [
+        ({}, {}, r"reward.rewards \(none\) and reward.weights \(none\) need the same names, at least one"),
+        ({"a": len}, {"b": 1.0}, r"reward.rewards \(a\) and reward.weights \(b\) need the same names"),
+        ({"a": len}, {"a": math.inf}, "reward.weights.a must be a finite number, got inf"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(rewards, weights, message):
+    with pytest.raises(ConfigError, match=message):
+        Weighted(rewards, weights)
+
+
+def test_a_weighted_reward_is_composed_of_options_of_the_group(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "reward").mkdir(parents=True)
+    (tmp_path / "conf" / "reward" / "mine.yaml").write_text(
+        "defaults:\n  - weighted\n  - /reward@rewards.length: length_ratio\n  - _self_\n"
+        "rewards:\n  length:\n    target_min: 1.0\nweights:\n  length: 0.5\n"
+    )
+    ended = marl_train("--config-dir=conf", *TINY, "reward=mine", "hydra.run.dir=run", "tracking.console=false")
+    assert (ended.code, ended.err) == (0, "")
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (train,) = [event for event in metrics if event["kind"] == "train"]
+    assert train["turn_1/reward/length"] == pytest.approx(train["turn_1/reward_mean"])

@@ -21,7 +21,7 @@ from marl_runner.trainers.magrpo import (
     MARLOOTrainer,
 )
 from marl_runner.typed_options import INSTANTIATE_KEYS, option_target, typed_values
-from marl_runner.types import Splits, Tracker
+from marl_runner.types import Splits, Starts, Tracker
 
 TRAINERS = {
     trainer.algorithm: trainer for trainer in (MAREINFORCETrainer, MAGRPOTrainer, MARLOOTrainer, MAReMaxTrainer)
@@ -44,6 +44,19 @@ def option(group: str, cfg: DictConfig) -> Any:
         raise ConfigError(f"{group}._target_={node._target_} cannot be made: {error.__cause__ or error}") from error
 
 
+def hooks(cfg: DictConfig) -> tuple[Any, Any]:
+    """Reward and transition, ready to be called: processes of their own run before there are threads to fork from.
+
+    Raises:
+        ConfigError: One cannot be made, or does not start.
+    """
+    reward, transition = option("reward", cfg), option("transition", cfg)
+    for hook in (reward, transition):
+        if isinstance(hook, Starts):
+            hook.start()
+    return reward, transition
+
+
 def build_processor(cfg: DictConfig) -> RewardProcessor:
     """reward * scale + shift."""
     scale = RewardProcessors.scale(cfg.reward_processor.scale)
@@ -57,7 +70,7 @@ def build_trainer(cfg: DictConfig, tracker: Tracker) -> MAGRPOTrainer:
     Raises:
         ConfigError, DataError: Nothing was trained.
     """
-    reward = option("reward", cfg)
+    reward, transition = hooks(cfg)
     splits: Splits = option("dataset", cfg)()
     source = option("agents", cfg)(seed=cfg.seed)
     trainer = TRAINERS.get(algorithm_name(cfg), MAGRPOTrainer)
@@ -70,7 +83,7 @@ def build_trainer(cfg: DictConfig, tracker: Tracker) -> MAGRPOTrainer:
         eval_dataset=splits.eval,
         reward_func=reward,
         reward_processor=build_processor(cfg),
-        external_transition=option("transition", cfg),
+        external_transition=transition,
         args=settings(cfg),
         tracker=tracker,
     )

@@ -15,18 +15,26 @@ from marl_runner.rollout import RolloutEngine
 from marl_runner.sampling import sample_team
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.tasks import RepeatedTasks
-from marl_runner.types import Metrics, Prompt, Reward, Task, Turn
+from marl_runner.types import Metrics, Prompt, Reward, Sampling, Task, Turn
 
 EvalLogger = Callable[..., Sequence[Mapping[str, Any]]]
 EvalAggregator = Callable[..., Mapping[str, float]]
 
 
 class EvaluationPath:
-    """One task's path while it is played; `place` names its random streams."""
+    """One path along a task while it is played.
 
-    def __init__(self, task: Task, place: tuple[int, int], num_turns: int) -> None:
+    Args:
+        task: The dataset row.
+        place: The numbers that name its random streams, before the turn.
+        where: Its name in messages.
+        num_turns: H, most turns of it.
+    """
+
+    def __init__(self, task: Task, place: tuple[int, ...], where: str, num_turns: int) -> None:
         self.task = task
         self.place = place
+        self.where = where
         self.history: tuple[Turn, ...] = ()
         self.rewards_H = [Reward(None)] * num_turns
         self.prompts_N: tuple[Prompt, ...] | None = None
@@ -76,44 +84,17 @@ class Evaluator:
         """Metrics named `eval/…` over the first `num_samples` tasks; {} without any."""
         tasks = list(islice(self.tasks, num_samples))
         paths = [
-            EvaluationPath(task, (self._num_evaluations, index), self.config.num_turns)
-            for index, task in enumerate(tasks)
+            EvaluationPath(task, (self._num_evaluations, i), f"evaluation task {task.uid}", self.config.num_turns)
+            for i, task in enumerate(tasks)
         ]
         self._num_evaluations += 1
         size = min(self.config.eval_batch_size, self.config.max_rollout_rows)
         for start in range(0, len(paths), size):
-            self._play(paths[start : start + size])
+            play(self.engine, paths[start : start + size], self.engine.sampling)
         if not paths:
             return {}
         metrics = evaluation_metrics([path.rewards_H for path in paths], self.config.applied_discount)
         return {**self._custom(paths), **metrics}
-
-    def _play(self, paths: Sequence[EvaluationPath]) -> None:
-        """Plays some tasks together, turn by turn; a path whose next prompt is dropped ends there."""
-        for turn in range(self.config.num_turns):
-            for path in paths:
-                path.prompts_N = self._prompts(path, turn)
-            alive = [path for path in paths if path.prompts_N is not None]
-            if alive:
-                self._turn(alive, turn)
-
-    def _prompts(self, path: EvaluationPath, turn: int) -> tuple[Prompt, ...] | None:
-        if turn == 0:
-            return self.engine.first_prompts(path.task)
-        if path.prompts_N is None:
-            return None
-        return self.engine.next_prompts(path.task, path.history)
-
-    def _turn(self, paths: Sequence[EvaluationPath], turn: int) -> None:
-        prompts_P_N = [path.prompts_N for path in paths if path.prompts_N is not None]
-        completions_N_P_K = sample_team(
-            self.engine.team, prompts_P_N, [(*path.place, turn) for path in paths], 1, self.engine.sampling, "eval"
-        )
-        for p, (path, prompts_N) in enumerate(zip(paths, prompts_P_N, strict=True)):
-            actions_N = tuple(completions_P_K[p][0].text for completions_P_K in completions_N_P_K)
-            path.history += (Turn(tuple(prompt.text for prompt in prompts_N), actions_N),)
-            where = f"evaluation task {path.task.uid}, turn {turn + 1}"
-            path.rewards_H[turn] = self.engine.reward(actions_N, prompts_N[0].text, path.task, where)
 
     def _custom(self, paths: Sequence[EvaluationPath]) -> Metrics:
         if self._callbacks is None:
@@ -132,3 +113,40 @@ class Evaluator:
             if not isinstance(value, Real):
                 raise RolloutError(f"{hook_name(eval_aggregator)} returned {name}={value!r}, expected a number")
         return {f"eval/{name}": float(value) for name, value in aggregated.items()}
+
+
+def play(engine: RolloutEngine, paths: Sequence[EvaluationPath], sampling: Sampling) -> None:
+    """Plays some paths together, turn by turn; one whose next prompt is dropped ends there.
+
+    Args:
+        engine: Formats prompts, holds team, reward and transition.
+        paths: Not yet played; they hold the rewards and texts afterwards.
+        sampling: Every sampling field.
+    """
+    for turn in range(engine.config.num_turns):
+        for path in paths:
+            path.prompts_N = prompts_of(engine, path, turn)
+        alive = [path for path in paths if path.prompts_N is not None]
+        if alive:
+            play_turn(engine, alive, turn, sampling)
+
+
+def prompts_of(engine: RolloutEngine, path: EvaluationPath, turn: int) -> tuple[Prompt, ...] | None:
+    """What each agent is sent at a turn of a path, or None where the path has ended."""
+    if turn == 0:
+        return engine.first_prompts(path.task)
+    if path.prompts_N is None:
+        return None
+    return engine.next_prompts(path.task, path.history)
+
+
+def play_turn(engine: RolloutEngine, paths: Sequence[EvaluationPath], turn: int, sampling: Sampling) -> None:
+    """Samples and scores one turn of paths that all have prompts."""
+    prompts_P_N = [path.prompts_N for path in paths if path.prompts_N is not None]
+    completions_N_P_K = sample_team(
+        engine.team, prompts_P_N, [(*path.place, turn) for path in paths], 1, sampling, "eval"
+    )
+    for p, (path, prompts_N) in enumerate(zip(paths, prompts_P_N, strict=True)):
+        actions_N = tuple(completions_P_K[p][0].text for completions_P_K in completions_N_P_K)
+        path.history += (Turn(tuple(prompt.text for prompt in prompts_N), actions_N),)
+        path.rewards_H[turn] = engine.reward(actions_N, prompts_N[0].text, path.task, f"{path.where}, turn {turn + 1}")

@@ -55,6 +55,7 @@ def sentence(error: BaseException, arguments: Sequence[str]) -> str:
             r"Key '[^']*' (?:not in|is not in struct).*\n +full_key: (\S+)",
             lambda found: unknown(found[1], text, beside),
         ),
+        (r"Interpolation key '(\w+\.\w+)' not found\n +full_key: (\S+)", lambda found: taken_from(found[2], found[1])),
         (r"Could not (?:override|delete from config\.) '([^']+)'", lambda found: unknown(found[1], text, beside)),
         (r"Ambiguous value for argument '(([^=]+)=(.*))'", lambda found: ambiguous(found[2], found[3])),
         (r"Sweep parameters '(.*)' requires", lambda found: f"{found[1]} is a sweep: add -m to run each of its values"),
@@ -123,6 +124,16 @@ def unknown(key: str, text: str, beside: Sequence[str]) -> str:
     own = [f"{group}.{name}" for name in beside if len(names) == 1]
     own = own or [other for other in [*option_keys(), *run_keys] if other.startswith(f"{group}.")]
     return unknown_key(key, own or run_keys) + where
+
+
+def taken_from(key: str, source: str) -> str:
+    """For a key whose YAML takes its value from an option of another group, which is not chosen."""
+    owners = option_keys().get(source)
+    if owners is None:
+        return f"{key}: Interpolation key '{source}' not found"
+    group = source.partition(".")[0]
+    owner = f"{group}={' or '.join(owners)}"
+    return f"{key} is taken from {source}, which {owner} has: add {group}={owners[0]}, or give {key}=…"
 
 
 def ambiguous(key: str, value: str) -> str:

@@ -26,6 +26,11 @@ def component_name(turn: int, component: str) -> str:
     return f"turn_{turn + 1}/reward/{component}"
 
 
+def pass_name(k: int, turn: int | None = None) -> str:
+    """Metric of pass@k at a turn counted from 0, or at the last turn played where none is given."""
+    return f"pass@{k}" if turn is None else f"turn_{turn + 1}/pass@{k}"
+
+
 def zero_signal_name(agent: int) -> str:
     """Metric of the fraction of an agent's groups whose advantages are all zero or absent."""
     return f"agent_{agent}/zero_signal_fraction"

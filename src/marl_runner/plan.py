@@ -11,7 +11,7 @@ from rich.text import Text
 
 from marl_runner.advice import advice
 from marl_runner.agents.source import AgentSize
-from marl_runner.build import build_processor, option
+from marl_runner.build import build_processor, hooks, option
 from marl_runner.config import algorithm_name, settings
 from marl_runner.counts import TreeCounts, max_updates, num_evaluations, tree_counts
 from marl_runner.policies.scoring import CHUNK_LOGITS
@@ -32,9 +32,8 @@ def print_plan(cfg: DictConfig) -> None:
         ConfigError, DataError: What would stop the run before it trains.
     """
     config = settings(cfg)
-    reward = option("reward", cfg)
+    reward, transition = hooks(cfg)
     RewardCaller(reward, config.num_agents)
-    transition = option("transition", cfg)
     if transition is not None:
         TransitionCaller(transition, config.num_agents)
     splits: Splits = option("dataset", cfg)()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
+from typing import Any
 
 from marl_runner.counts import tree_counts
 from marl_runner.errors import DataError, RolloutError
@@ -21,7 +22,7 @@ from marl_runner.sampling import fit_prompt, sample_team
 from marl_runner.settings import MAGRPOConfig
 from marl_runner.team import Team
 from marl_runner.transitions.call import TransitionCaller
-from marl_runner.types import Completion, JointAction, JointMode, Node, Prompt, Reward, Sampling, Task, Turn
+from marl_runner.types import Completion, Counted, JointAction, JointMode, Node, Prompt, Reward, Sampling, Task, Turn
 
 Score = Callable[[], Reward]
 """Returns the reward of one joint action, as soon as it is known."""
@@ -120,6 +121,13 @@ class RolloutEngine:
             tree, env_step = numbered(root, env_step)
             trees.append(with_returns(tree, self.config.applied_discount))
         return trees
+
+    def hook_counts(self) -> dict[str, dict[str, int]]:
+        """What the reward and the transition count themselves, under `reward` and `transition`."""
+        hooks: dict[str, Any] = {"reward": self.reward.function}
+        if self._transition is not None:
+            hooks["transition"] = self._transition.function
+        return {name: dict(hook.counts) for name, hook in hooks.items() if isinstance(hook, Counted)}
 
     def _root(self, task: Task, number: int) -> OpenNode | None:
         prompts_N = self.first_prompts(task)

@@ -112,5 +112,6 @@ def facts(cfg: DictConfig, trainer: MAGRPOTrainer | None) -> dict[str, Any]:
             "abstained_groups": counters.abstained_groups,
             "dropped_prompts": 0 if trainer is None else trainer.engine.num_dropped_prompts,
             "truncated_prompts": 0 if trainer is None else trainer.engine.num_truncated_prompts,
+            **({} if trainer is None else trainer.engine.hook_counts()),
         },
     }

@@ -16,6 +16,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from marl_runner.errors import ConfigError
+from marl_runner.role_prompts import role_prompts
 from marl_runner.settings import MAGRPOConfig
 
 OPTION_GROUPS = ("agents", "advantage_mode", "joint_mode", "reward", "dataset", "transition", "tracking")
@@ -74,12 +75,14 @@ class RunSchema:
 def register_schema() -> None:
     """Makes the schema known to Hydra under the name that `conf/config.yaml` opens with.
 
-    Also the resolver `${folder_or:FOLDER,OTHER}`: FOLDER where it exists, else OTHER.
+    Also two resolvers: `${folder_or:FOLDER,OTHER}` is FOLDER where it exists, else OTHER;
+    `${role_prompts:TASK,${agents.chat_template}}` is the list of a public task's role prompts.
     """
     ConfigStore.instance().store(name="run_schema", node=RunSchema)
     OmegaConf.register_new_resolver(
         "folder_or", lambda folder, other: folder if Path(folder).expanduser().is_dir() else other, replace=True
     )
+    OmegaConf.register_new_resolver("role_prompts", role_prompts, replace=True)
 
 
 def conf_dir() -> Path:

@@ -100,7 +100,15 @@ def typed_values(group: str, target: Any, node: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(node, resolve=True)
     assert isinstance(plain, dict)
     kinds = {name: parameter.annotation for name, parameter in named.items()}
-    return {key: typed(f"{group}.{key}", plain[key], kinds.get(key, Any)) for key in keys}
+    return {key: typed(f"{group}.{key}", without_settings(group, plain[key]), kinds.get(key, Any)) for key in keys}
+
+
+def without_settings(group: str, value: Any) -> Any:
+    """A value; where it holds options of the same group (`reward=weighted`), without what is a setting of the run."""
+    if not isinstance(value, dict):
+        return value
+    dropped = SETTINGS.get(group, ()) if "_target_" in value else ()
+    return {key: without_settings(group, part) for key, part in value.items() if key not in dropped}
 
 
 def parameters_of(target: Any) -> Mapping[str, inspect.Parameter]:

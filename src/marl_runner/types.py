@@ -273,6 +273,28 @@ class DeclaresTeam(Protocol):
     def min_agents(self) -> int: ...
 
 
+@runtime_checkable
+class ChecksRows(Protocol):
+    """A reward that says what makes a row unusable for it, checked before a model is loaded; "" if nothing does."""
+
+    def check_row(self, row: Mapping[str, Any]) -> str: ...
+
+
+@runtime_checkable
+class Starts(Protocol):
+    """A reward or transition with processes of its own, started before models and tokenizers are loaded."""
+
+    def start(self) -> None: ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A reward or transition that counts what it does, for summary.json."""
+
+    @property
+    def counts(self) -> Mapping[str, int]: ...
+
+
 class Tracker(Protocol):
     """Receives what happened; never changes it."""
 

@@ -49,7 +49,7 @@ class RewardCaller:
     ) -> None:
         signature = signature_of(function, "reward_func")
         self.name = hook_name(function)
-        self._function = function
+        self.function = function
         self._processor = processor
         self._nonfinite = nonfinite
         # `**kwargs` gets what comlrl gives it, which may be handed on to a function that takes no more.
@@ -80,9 +80,9 @@ class RewardCaller:
         completions = [[text] for text in actions_N]
         try:
             if self._keywords is None:
-                answer = self._function(*completions, **context)
+                answer = self.function(*completions, **context)
             else:
-                answer = self._function(**dict(zip(self._keywords, completions, strict=True)), **context)
+                answer = self.function(**dict(zip(self._keywords, completions, strict=True)), **context)
         except Exception as error:
             said = raised(error)
             place = f"{where}; completions {_short(list(actions_N))}"

@@ -17,7 +17,7 @@ from marl_runner.sampling import overlong_message, prompt_limit
 from marl_runner.settings import ALGORITHMS, MAGRPOConfig
 from marl_runner.trainers.sources import Source
 from marl_runner.transitions.call import TransitionCaller
-from marl_runner.types import DeclaresFields, DeclaresRange, DeclaresTeam, Task
+from marl_runner.types import ChecksRows, DeclaresFields, DeclaresRange, DeclaresTeam, Task
 
 advice_log = logging.getLogger("marl_runner.advice")
 
@@ -92,16 +92,19 @@ def check_callbacks(eval_logger: Callable[..., Any] | None, eval_aggregator: Cal
 
 
 def check_fields(tasks: Iterable[Task], reward_func: Any) -> None:
-    """Checks the columns that a reward declares as `required_fields`.
+    """Checks the columns that a reward declares as `required_fields`, and what it says of each row.
 
     Raises:
-        DataError: Naming the row and the column.
+        DataError: Naming the row and what is wrong with it.
     """
-    if isinstance(reward_func, DeclaresFields):
-        for task in tasks:
-            problem = first_problem(task.fields, reward_func.required_fields)
-            if problem:
-                raise DataError(f"row {task.uid} {problem}, needed by reward {type(reward_func).__name__}")
+    fields = reward_func.required_fields if isinstance(reward_func, DeclaresFields) else ()
+    checks_rows = isinstance(reward_func, ChecksRows)
+    if not fields and not checks_rows:
+        return
+    for task in tasks:
+        problem = first_problem(task.fields, fields) or (reward_func.check_row(task.fields) if checks_rows else "")
+        if problem:
+            raise DataError(f"row {task.uid} {problem}, needed by reward {type(reward_func).__name__}")
 
 
 def check_first_prompts(

@@ -36,7 +36,7 @@ class TransitionCaller:
         signature = signature_of(function, "external_transition")
         self.name = hook_name(function)
         check_names(signature, set(OFFERED), "external_transition", self.name)
-        self._function = function
+        self.function = function
         self._accepted = set(accepted_context(signature, dict.fromkeys(OFFERED)))
         self._num_agents = num_agents
 
@@ -61,7 +61,7 @@ class TransitionCaller:
         }
         where = f"task {task.uid}, after turn {len(history)}"
         try:
-            answer = self._function(**{name: offered[name] for name in self._accepted})
+            answer = self.function(**{name: offered[name] for name in self._accepted})
         except Exception as error:
             raise TransitionError(f"external_transition {self.name} raised {raised(error)} ({where})") from error
         REQUEST.check()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marl_runner.errors import ConfigError
+from marl_runner.templates import filled, missing_names
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,10 @@ class Revise:
     template: str
 
     def __post_init__(self) -> None:
-        missing = [name for name in ("{prompt}", "{answer}") if name not in self.template]
+        missing = missing_names(self.template, ("prompt", "answer"))
         if missing:
-            raise ConfigError(f"transition.template has no {' and no '.join(missing)}")
+            raise ConfigError(f"transition.template has no {missing}")
 
     def __call__(self, prompt: str, agent_completions: Sequence[str]) -> list[str]:
         """One prompt per agent. Braces inside the task or an answer are left as they are."""
-        before, _, after = self.template.partition("{prompt}")
-        return [
-            before.replace("{answer}", answer) + prompt + after.replace("{answer}", answer)
-            for answer in agent_completions
-        ]
+        return [filled(self.template, {"prompt": prompt, "answer": answer}) for answer in agent_completions]
